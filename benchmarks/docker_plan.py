@@ -23,6 +23,7 @@ from benchmarks.needs import CannotMeasure, need
 from benchmarks.report import Figure, met, print_figure, print_table
 from benchmarks.size import sized
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.docker import Engine
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.reclaim import look_and_plan
@@ -32,7 +33,6 @@ from gpukeeper.model.policy import ClassSettings, PlaceScope, Policy
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker.adapter import DockerPlatform
-from gpukeeper.platforms.docker.connect import Engine
 from tests.engines import has_docker
 from tests.real.docker.private_engine import DockerEngine, docker_engine
 

@@ -1,5 +1,5 @@
 """Every Python that gpukeeper starts ignores the current directory: root may work where any user can leave `json.py`.
-Modules of gpukeeper get no other variables than child_python.environment passes on.
+Modules of gpukeeper get no other variables than processes.environment passes on.
 
 A test for each of the two finds every place that starts one another way; the others plant such a place and expect it to
 be found.
@@ -17,8 +17,8 @@ import pytest
 from tests.architecture.tree import ROOT, lines, modules, name_of, parsed, refuse
 
 SAFE = {"-P", "-I"}
-ADVICE = "use child_python.module_command, or -I for a program of its own"
-STARTS = {"Popen", "run", "call", "check_call", "check_output", "create_subprocess_exec", "subprocess_exec"}
+ADVICE = "use processes.module_command, or -I for a program of its own"
+STARTS = {"Popen", "run", "call", "check_call", "check_output", "create_subprocess_exec", "subprocess_exec", "running"}
 # PyTorch is started by other Pythons, which may be too old for -P: by PYTHONSAFEPATH, and in the root directory.
 OTHER_PYTHONS = {"src/gpukeeper/acceptance/bench/probing.py"}
 # Where the Python that runs us is named, or a program beside it is started: one with a first line of its own.
@@ -49,7 +49,7 @@ def test_a_module_of_ours_is_started_with_a_small_environment_in_the_root_direct
     places = [(path, found) for path in modules() if (found := list(starts(parsed(path))))]
     assert len(places) == 5, "driver, disk, web, apprise, demo"
     bare = ((path, line, "a module of ours with another environment") for path, found in places for line in bad(found))
-    refuse(bare, "env=environment(), cwd=DIRECTORY of child_python")
+    refuse(bare, "env=environment(), cwd=DIRECTORY of processes")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_module_of_ours_is_started_with_a_small_environment_in_the_root_direct
     ],
 )
 def test_a_start_with_another_environment_is_found(options: str, is_fine: bool) -> None:
-    code = f"from gpukeeper.child_python import module_command\nprocess = subprocess.Popen(command, {options})"
+    code = f"from gpukeeper.processes import module_command\nprocess = subprocess.Popen(command, {options})"
     assert (not list(bad(starts(ast.parse(code))))) is is_fine
 
 
@@ -177,7 +177,7 @@ def starts(tree: ast.AST) -> Iterator[ast.Call]:
     """Of processes, in a file that starts modules of ours."""
     all_nodes = list(ast.walk(tree))
     imported = (node for node in all_nodes if isinstance(node, ast.ImportFrom | ast.Import))
-    if any("child_python" in ast.unparse(node) for node in imported):
+    if any("module_command" in ast.unparse(node) for node in imported):
         for node in all_nodes:
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in STARTS:
                 yield node

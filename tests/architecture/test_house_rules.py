@@ -23,7 +23,6 @@ MAY_SAY_CONTAINER = {
     "src/gpukeeper/devices/holders.py",
     "src/gpukeeper/ledger/lines.py",
     "src/gpukeeper/wiring/launch_hosts.py",
-    "src/gpukeeper/wiring/ray.py",
 }
 # In the core not even in comments and messages. Names of platforms are values there, never words.
 CORE_WORDS = re.compile(
@@ -42,7 +41,7 @@ READERS = {"src/gpukeeper/model/reading.py"}
 OWN_FOLDERS = (
     "src/gpukeeper/acceptance/launchers/programs/",
     "src/gpukeeper/rollout/programs/",
-    "src/gpukeeper/rayjobs.py",
+    "src/gpukeeper/clients/ray.py",
     "src/gpukeeper/acceptance/probes/",
     "src/gpukeeper/platforms/simulated/",
     "src/gpukeeper/disk/worker",

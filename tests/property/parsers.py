@@ -36,10 +36,13 @@ from gpukeeper.acceptance.group.members import (
 from gpukeeper.acceptance.reports import compare, legacy, merge
 from gpukeeper.acceptance.reports.formats import read_report, read_samples, report_json, samples_json
 from gpukeeper.acceptance.reports.html import page_of_report
+from gpukeeper.clients import docker as docker_api
 from gpukeeper.clients.kubernetes import auth
 from gpukeeper.clients.kubernetes import wire as kube_wire
 from gpukeeper.clients.kubernetes.auth import ExecCredential
 from gpukeeper.clients.kubernetes.exchange import Decoders, lines_of_stream, refusal, watch_event
+from gpukeeper.clients.prometheus import _data, _lines, _Scalar, read_dcgm
+from gpukeeper.clients.ray import Version, _StateResponse
 from gpukeeper.config import document, load, units
 from gpukeeper.config.importing import ds01, janitor
 from gpukeeper.config.importing.result import Imported
@@ -50,7 +53,6 @@ from gpukeeper.devices.driver import client
 from gpukeeper.devices.driver.client import gpus_of, health_of
 from gpukeeper.devices.driver.facts import DriverReply, resolve_names
 from gpukeeper.devices.gpus import find_gpu, parse_parent, parse_xids, shares_of
-from gpukeeper.devices.prometheus import _data, _lines, _Scalar, read_dcgm
 from gpukeeper.disk import mounts, open_files, process_files
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.show import decision_row
@@ -66,9 +68,7 @@ from gpukeeper.model.event import Decided, Noticed
 from gpukeeper.model.subject import EMPTY, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import plain
-from gpukeeper.platforms.docker import connect as docker_api
 from gpukeeper.platforms.docker import translate as docker
-from gpukeeper.platforms.docker import wire as docker_wire
 from gpukeeper.platforms.docker.capture import BEFORE_STOP, MANIFEST, demultiplexed, recipe_of
 from gpukeeper.platforms.docker.owners import KnownUsers, folders_of, owned
 from gpukeeper.platforms.docker.records import Records
@@ -83,7 +83,7 @@ from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS, me
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
 from gpukeeper.platforms.kubernetes.marks import namespace_facts
 from gpukeeper.platforms.ray import busy
-from gpukeeper.platforms.ray.state import Version, _StateResponse, addresses
+from gpukeeper.platforms.ray.state import addresses
 from gpukeeper.traces.parquet import open_parquet
 from gpukeeper.traces.sacct import read_sacct
 from gpukeeper.traces.spool import Spool
@@ -150,7 +150,7 @@ def _told(subject: Subject) -> None:
 
 
 def _container(data: bytes) -> None:
-    found = docker_api._decode(data, docker_wire.Inspected, "/containers/x/json")
+    found = docker_api._decode(data, docker_api.Inspected, "/containers/x/json")
     asked = requested_gpus(found)
     inventory = (docker_examples.WHOLE, docker_examples.CUT)
     people = KnownUsers({1000: "ann"}, frozenset({"ann"}), {})
@@ -165,40 +165,40 @@ def _container(data: bytes) -> None:
 
 
 def _containers(data: bytes) -> None:
-    found, _unseen = docker_api.read_list(data, docker_wire.ContainerSummary, "container", "/containers/json")
+    found, _unseen = docker_api.read_list(data, docker_api.ContainerSummary, "container", "/containers/json")
     for one in found:
         docker.is_called(one, ("eval*", "a=*"))
 
 
 def _images(data: bytes) -> None:
-    for one in docker_api.read_list(data, docker_wire.ImageSummary, "image", "/images/json")[0]:
+    for one in docker_api.read_list(data, docker_api.ImageSummary, "image", "/images/json")[0]:
         _told(docker.image_subject(one, 0, None, None, docker_examples.AT))
 
 
 def _disk_usage(data: bytes) -> None:
-    found = docker_api._decode(data, docker_wire.DiskUsage, "/system/df")
+    found = docker_api._decode(data, docker_api.DiskUsage, "/system/df")
     for entry in found.build_cache or ():
         _told(docker.cache_subject(entry, docker_examples.AT))
 
 
 def _volumes(data: bytes) -> None:
-    for one in docker_api._decode(data, docker_wire.VolumeList, "/volumes").volumes or ():
+    for one in docker_api._decode(data, docker_api.VolumeList, "/volumes").volumes or ():
         _told(docker.volume_subject(one, False, None, docker_examples.AT))
 
 
 def _networks(data: bytes) -> None:
-    for one in docker_api._decode(data, list[docker_wire.Network], "/networks"):
+    for one in docker_api._decode(data, list[docker_api.Network], "/networks"):
         _told(docker.network_subject(one, False, None, docker_examples.AT))
 
 
 def _image(data: bytes) -> None:
-    found = docker_api._decode(data, docker_wire.ImageInspected, "/images/x/json")
-    docker_wire.when(found.metadata.last_tag_time)
+    found = docker_api._decode(data, docker_api.ImageInspected, "/images/x/json")
+    docker_api.when(found.metadata.last_tag_time)
 
 
 def _engine_event(data: bytes) -> None:
     records = Records(docker_api.Engine("unix:///nowhere"))
-    records.record_event(reading.decode(data, type=docker_wire.EngineEvent))
+    records.record_event(reading.decode(data, type=docker_api.EngineEvent))
 
 
 def _recipe(data: bytes) -> None:
@@ -721,7 +721,7 @@ PARSERS: tuple[Parser, ...] = (
     Parser("share", _text(units.read_share), (b"80%", b"0.5 %"), (ValueError,)),
     Parser("annotation with a duration", _text(lambda text: marks.span(TTL, text)), _DURATIONS),
     Parser("annotation with a time", _text(lambda text: marks.moment(marks.HOLD_UNTIL, text)), _TIMES),
-    Parser("time of an engine", _text(docker_wire.when), _TIMES),
+    Parser("time of an engine", _text(docker_api.when), _TIMES),
     Parser("time of a cluster", _text(kube_wire.when), _TIMES),
     Parser("container list", _containers, _json(*(one["list"] for one in _ANSWERS)), (PlatformError,)),
     Parser("container", _container, _json(*_CONTAINERS), (PlatformError,)),

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gpukeeper.clients.ssh import Host, host
 from gpukeeper.config import document, problems
 from gpukeeper.config.fields import TEXT, Form
 from gpukeeper.config.load import load_file
@@ -22,7 +23,6 @@ from gpukeeper.config.validation import read_section
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, PolicyError, UsageError
 from gpukeeper.rollout.plan import DIRECTORY, EVERY, PYTHON, Bundle, PolicyText, Unit, Wanted
-from gpukeeper.ssh import Host, host
 
 
 def _matching(pattern: str) -> Form:

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.prometheus import ExportedGpu
 from gpukeeper.devices.driver.facts import ActivityFacts, GpuFacts, SliceFacts
-from gpukeeper.devices.prometheus import ExportedGpu
 from gpukeeper.model.gpu import NOT_QUERIED
 from gpukeeper.model.unknown import Unknown
 

@@ -18,11 +18,11 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.clients.prometheus import fetch_dcgm
 from gpukeeper.devices.busy import Export, GpuUse, UsageJudge
 from gpukeeper.devices.counters import Counters, rates
 from gpukeeper.devices.driver.client import CHILD, DRIVER_LOADED, TO_OPEN, DriverClient, gpus_in
 from gpukeeper.devices.driver.facts import DriverReply
-from gpukeeper.devices.prometheus import fetch_dcgm
 from gpukeeper.model.ports import Clock, Meter
 from gpukeeper.model.series import BRIDGED_MAX, Sample, Signal
 from gpukeeper.model.subject import Subject

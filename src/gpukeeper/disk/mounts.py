@@ -21,6 +21,7 @@ from gpukeeper.disk import kernel
 from gpukeeper.disk.kernel import KERNEL, TABLE_MAX, read_proc, unescaped
 from gpukeeper.disk.walk import Identity
 from gpukeeper.model.subject import Subject
+from gpukeeper.processes import ABANDONED_MAX, Abandoned
 
 # options of an overlay that name directories
 _LAYERS = {b"lowerdir", b"lowerdir+", b"datadir+", b"upperdir", b"workdir"}
@@ -109,7 +110,6 @@ def _layers(options: bytes) -> Iterator[str]:
 LINKS = 40  # as many as the kernel follows
 PATIENCE_SECONDS = 5.0
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
-LEFT_BEHIND_MAX = 4  # processes that no signal reached; with that many no more are started
 ON_DISKS = (
     *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "bcachefs", "f2fs", "jfs", "reiserfs", "nilfs2", "vfat", "exfat"),
     *("msdos", "ntfs", "ntfs3", "iso9660", "udf", "squashfs", "erofs", "cramfs", "overlay"),
@@ -169,7 +169,7 @@ class Responsiveness:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._silent: dict[str, tuple[float, float]] = {}  # until when it is not retried, and the length of the pause
-        self._left_behind: list[subprocess.Popen[bytes]] = []
+        self._abandoned = Abandoned()
 
     def why_not(self, path: str, mounts: Iterable[MountEntry]) -> str | None:
         """A sentence; None: it answers. Blocks for a few seconds at most."""
@@ -192,8 +192,7 @@ class Responsiveness:
         )
 
     def _answers(self, path: str) -> bool:
-        self._left_behind = [child for child in self._left_behind if child.poll() is None]
-        if len(self._left_behind) >= LEFT_BEHIND_MAX:
+        if len(self._abandoned) >= ABANDONED_MAX:
             return False
         command = ["stat", "-L", "--format=%i", "--", path]
         child = subprocess.Popen(
@@ -202,11 +201,7 @@ class Responsiveness:
         with suppress(subprocess.TimeoutExpired):
             child.wait(PATIENCE_SECONDS)
             return True  # an error is a response, too, and a reader gets it
-        child.kill()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(1)
-            return False
-        self._left_behind.append(child)
+        self._abandoned.kill(child)
         return False
 
 

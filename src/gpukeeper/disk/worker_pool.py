@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.disk.walk import OUT_OF_TIME, Pending
+from gpukeeper.processes import DIRECTORY, environment, module_command
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
 CHILD = module_command("gpukeeper.disk.worker")

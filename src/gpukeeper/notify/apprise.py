@@ -8,12 +8,9 @@ secrets, is in a file that only we can read; it is passed over a pipe and appear
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
@@ -21,7 +18,6 @@ from urllib.parse import quote
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.ledger.files import read_secret
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
@@ -29,6 +25,7 @@ from gpukeeper.model.ports import Category, Delivered, Message, NotDelivered
 from gpukeeper.model.words import in_local_time, in_words, plain
 from gpukeeper.notify.apprise_child import NOT_INSTALLED, Outgoing, Reply
 from gpukeeper.notify.command import PATH, AddressBook
+from gpukeeper.processes import DIRECTORY, environment, kill_group, module_command
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
 CHILD = module_command("gpukeeper.notify.apprise_child")
@@ -231,11 +228,11 @@ class ServiceProcess:
         try:
             ready = await running.stdout.readline()
         except BaseException:
-            _kill(running)
+            kill_group(running)
             raise
         if ready:
             return running
-        _kill(running)
+        kill_group(running)
         if await running.wait() == NOT_INSTALLED:
             return Reply(False, "apprise is not installed. In a clone of gpukeeper: pip install '.[notify]'")
         return Reply(False, "the process that runs apprise ended while it was started", transient=True)
@@ -256,12 +253,5 @@ class ServiceProcess:
 
     def _kill(self) -> None:
         if self._running is not None:
-            _kill(self._running)
+            kill_group(self._running)
             self._running = None
-
-
-def _kill(running: Process) -> None:
-    """With its children."""
-    if running.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)

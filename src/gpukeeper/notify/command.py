@@ -10,20 +10,18 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
-from asyncio.subprocess import Process
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 
 from gpukeeper.ledger.files import why_untrusted
 from gpukeeper.model.ports import Delivered, Message, NotDelivered
 from gpukeeper.model.words import in_words, plain
+from gpukeeper.processes import KEPT, Tail, kill_group, last_line, read_at_most, running
 
 PASSED_ON = ("HOME", "LANG")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-STDERR_KEPT = 64 * 1024  # bytes
 STDERR_MAX = 1024 * 1024  # bytes; a program that writes more is ended
 LINE_SHOWN = 200  # characters
 
@@ -71,44 +69,28 @@ class Command:
             stderr.close()
         if stderr.too_much:
             return NotDelivered(f"it was ended, because it wrote more than {STDERR_MAX // 1024} KiB to stderr")
-        return Delivered() if status == 0 else NotDelivered(f"it ended with {status}: {_last_line(stderr.kept)}")
+        why = plain(last_line(stderr.kept))[:LINE_SHOWN] or "no message"
+        return Delivered() if status == 0 else NotDelivered(f"it ended with {status}: {why}")
 
     async def _run(self, message: Message, stderr: StderrTail) -> int:
-        starting = asyncio.create_task(self._start(message, stderr.writing))
-        try:
-            running = await asyncio.shield(starting)
-        except asyncio.CancelledError:  # the deadline is over, and it may have children already
-            with suppress(OSError):
-                await _end(await starting)
-            raise
-        stderr.read_until_closed(lambda: _kill(running))
-        try:
+        environ = _environ(message)
+        async with running(
+            *self._words, stdin=PIPE, stdout=DEVNULL, stderr=stderr.writing, env=environ, cwd="/"
+        ) as program:
+            stderr.read_until_closed(lambda: kill_group(program))
             words = f"{message.text} {message.link}" if message.link else message.text
-            await running.communicate(f"{plain(words)}\n".encode())
-        finally:
-            await _end(running)  # the deadline is over, if it still runs
-        return running.returncode or 0
-
-    async def _start(self, message: Message, stderr: int) -> Process:
-        return await asyncio.create_subprocess_exec(
-            *self._words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=stderr,
-            env=_environ(message),
-            cwd="/",
-            start_new_session=True,
-        )
+            await program.communicate(f"{plain(words)}\n".encode())
+        return program.returncode or 0
 
 
-class StderrTail:
-    """The end of what a program writes to stderr. Read while it runs, so that it never waits for us, and up to a limit,
+class StderrTail(Tail):
+    """Read while it runs, so that it never waits for us, and up to a limit,
     after which the program is ended. Its exit is what we wait for, not the end of the pipe: a child that it leaves
     behind may keep that open.
     """
 
     def __init__(self) -> None:
-        self.kept = b""
+        super().__init__()
         self.too_much = False
         self._read = 0
         self._reading, self.writing = os.pipe()
@@ -129,13 +111,13 @@ class StderrTail:
     def _take(self, end: Callable[[], None]) -> bool:
         """False: nothing is there now."""
         try:
-            some = os.read(self._reading, STDERR_KEPT)
+            some = os.read(self._reading, KEPT)
         except BlockingIOError:
             return False
         if not some:
             asyncio.get_running_loop().remove_reader(self._reading)
             return False
-        self.kept = (self.kept + some)[-STDERR_KEPT:]
+        self.add(some)
         self._read += len(some)
         if self._read > STDERR_MAX and not self.too_much:
             self.too_much = True
@@ -149,27 +131,9 @@ class StderrTail:
             os.close(self.writing)
 
 
-async def _end(running: Process) -> None:
-    if running.returncode is None:
-        _kill(running)
-        await running.wait()
-
-
-def _kill(running: Process) -> None:
-    """With its children."""
-    if running.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-
-
 def _environ(message: Message) -> dict[str, str]:
     own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**own, "PATH": PATH, "GPUKEEPER_KIND": message.kind.value, "GPUKEEPER_ABOUT": plain(message.about)}
-
-
-def _last_line(output: bytes) -> str:
-    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
-    return plain(lines[-1])[:LINE_SHOWN] if lines else "no message"
 
 
 REPLY_TIME = timedelta(seconds=5)
@@ -235,16 +199,11 @@ class AddressBook:
         if untrusted is not None:
             return NotDelivered(f"the address command was not run: {untrusted}")
         try:
-            running = await _start_address_program([*self._command, owner])
-        except OSError as error:
-            return NotDelivered(f"the address command {program} cannot be started: {error.strerror or error}")
-        try:
-            async with asyncio.timeout(REPLY_TIME.total_seconds()):
-                status, output = await _address_output(running)
+            status, output = await _reply_of(*self._command, owner)
         except TimeoutError:
             return NotDelivered(f"the address command {program} timed out after {in_words(REPLY_TIME)}", transient=True)
-        finally:
-            await _end_address_program(running)
+        except OSError as error:
+            return NotDelivered(f"the address command {program} cannot be started: {error.strerror or error}")
         if status != 0:
             return _no_address(f"the address command {program} ended with {status}")
         return _checked_address(output.decode("utf-8", "replace").strip())
@@ -262,33 +221,12 @@ def _no_address(why: str) -> NotDelivered:
     return NotDelivered(why, recipient=True)
 
 
-async def _start_address_program(words: Sequence[str]) -> Process:
-    return await asyncio.create_subprocess_exec(
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"PATH": PATH},
-        cwd="/",
-        start_new_session=True,
-    )
-
-
-async def _address_output(running: Process) -> tuple[int, bytes]:
-    """At most OUTPUT_MAX bytes; a program that writes more is ended by the caller."""
-    assert running.stdout is not None
-    output = b""
-    while len(output) <= OUTPUT_MAX:
-        some = await running.stdout.read(OUTPUT_MAX)
-        if not some:
-            return await running.wait(), output
-        output += some
-    return 0, b"\0"  # no address
-
-
-async def _end_address_program(running: Process) -> None:
-    """With its children."""
-    if running.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        await running.wait()
+async def _reply_of(*command: str) -> tuple[int, bytes]:
+    """Exit code and output. A program that writes more than OUTPUT_MAX bytes is ended."""
+    async with (
+        running(*command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env={"PATH": PATH}, cwd="/") as program,
+        asyncio.timeout(REPLY_TIME.total_seconds()),
+    ):
+        assert program.stdout is not None
+        output = await read_at_most(program.stdout, OUTPUT_MAX)
+        return (0, b"\0") if len(output) > OUTPUT_MAX else (await program.wait(), output)  # no address

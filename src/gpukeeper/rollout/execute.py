@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gpukeeper.clients.ssh import HostError, Program, Settings, SshClient
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.errors import UsageError
@@ -24,7 +25,6 @@ from gpukeeper.model.unknown import direct
 from gpukeeper.rollout import plan as planning
 from gpukeeper.rollout.plan import Bundle, Done, Seen, ServerPlan, Wanted
 from gpukeeper.rollout.programs import server as server_program
-from gpukeeper.ssh import HostError, Program, Settings, SshClient
 
 ABOUT, INSTALLER = "about.json", "__main__.py"
 

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
+from gpukeeper.clients.ssh import Host
 from gpukeeper.model.unknown import direct
 from gpukeeper.model.words import size_in_words
-from gpukeeper.ssh import Host
 
 DIRECTORY: Final = "/opt/gpukeeper"
 PYTHON: Final = "python3"

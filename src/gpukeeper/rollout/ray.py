@@ -16,17 +16,14 @@ from typing import Final
 
 import msgspec
 
-from gpukeeper.model import reading
-from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs import (
+from gpukeeper.clients.ray import (
     METADATA_MAX,
-    OVER,
+    OVER_JOB,
     PLAN,
     PROGRAM,
     Pauses,
-    RayApi,
     RayJob,
+    RayJobsApi,
     RayNode,
     check_python,
     entrypoint,
@@ -34,6 +31,9 @@ from gpukeeper.rayjobs import (
     packed,
     remove_job,
 )
+from gpukeeper.model import reading
+from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.rollout.execute import Outcome, ServerPass, ServerResult, why_not_all
 from gpukeeper.rollout.programs import ray_pass
 
@@ -68,7 +68,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class RayPasses:
-    def __init__(self, api: RayApi, busy: Busy, settings: RayPassSettings) -> None:
+    def __init__(self, api: RayJobsApi, busy: Busy, settings: RayPassSettings) -> None:
         check_python(settings.python)
         self._api, self._busy, self._settings = api, busy, settings
 
@@ -135,7 +135,7 @@ class RayPasses:
         while True:
             job = await self._api.job(name)
             records = self._records(await self._api.log(name) or "")
-            if job is None or job.status in OVER or any(one.end for one in records):
+            if job is None or job.status in OVER_JOB or any(one.end for one in records):
                 return records, job
             if loop.time() > late:
                 raise PlatformError(f"the job {name} of Ray at {self._api.address} did not end in time; it is stopped")

@@ -7,7 +7,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gpukeeper.devices.prometheus import Prometheus
+from gpukeeper.clients.prometheus import Prometheus
 from gpukeeper.ledger.files import LEDGER_FILE, ledger_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError

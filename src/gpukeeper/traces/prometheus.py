@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from math import isfinite
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
+from gpukeeper.clients.prometheus import Prometheus, SeriesSelector, TimeSeries
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
 from gpukeeper.model.unknown import Unknown
@@ -43,17 +43,8 @@ T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class History(Protocol):
-    """What is needed of devices/prometheus.py."""
-
-    async def series(
-        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
-    ) -> list[Mapping[str, str]] | Unknown: ...
-    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown: ...
-
-
 async def read_prometheus(
-    history: History, url: str, since: datetime, until: datetime, *, sleep: Sleep = asyncio.sleep
+    history: Prometheus, url: str, since: datetime, until: datetime, *, sleep: Sleep = asyncio.sleep
 ) -> SpooledTrace:
     """`url` is only shown. PlatformError if a slice cannot be read: a trace with a hole that was not there is worse
     than none."""
@@ -77,7 +68,7 @@ async def read_prometheus(
 
 
 class _Reader:
-    def __init__(self, history: History, sleep: Sleep) -> None:
+    def __init__(self, history: Prometheus, sleep: Sleep) -> None:
         self.spool = Spool()
         self._history, self._sleep = history, sleep
         self._names: dict[tuple[str, str, str], str] = {}

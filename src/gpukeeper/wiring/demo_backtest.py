@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.config.digest import deciding_digest
 from gpukeeper.config.load import Loaded, load_text
 from gpukeeper.ledger.journal import SqliteLedger
@@ -21,6 +20,7 @@ from gpukeeper.lifecycle.backtest.replay import GIVEN, grid
 from gpukeeper.model import reading
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.ports import Clock
+from gpukeeper.processes import DIRECTORY, environment, module_command
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.views.backtest import TraceFacts, record_of, report
 from gpukeeper.wiring.backtests import compare

@@ -9,20 +9,20 @@ from functools import partial
 from pathlib import Path
 
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients import docker
 from gpukeeper.clients.kubernetes import connect as kubernetes
+from gpukeeper.clients.prometheus import Prometheus
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.machine import FLEET
 from gpukeeper.devices.counters import Counters
 from gpukeeper.devices.gpus import LocalGpus
 from gpukeeper.devices.meter import CounterMeter, GpuMeter, GpuUsage, Meters
-from gpukeeper.devices.prometheus import Prometheus
 from gpukeeper.engine.ports import Platform
 from gpukeeper.ledger.files import evidence_folder, ledger_path
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.ports import Meter, StorageReader
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.docker.host_facts import count_container
 from gpukeeper.platforms.host.adapter import Busy, HostPlatform, count_process, nothing_known

@@ -43,14 +43,14 @@ from gpukeeper.acceptance.launchers.preflight import gather_facts
 from gpukeeper.acceptance.launchers.ssh import SshClient, host_facts, unmet
 from gpukeeper.acceptance.launchers.trial import TrialRequest, leftovers, tried
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.docker import Engine, EngineError, find
 from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.ray import RayNode, named_nodes
+from gpukeeper.clients.ssh import Host, HostError, selected_hosts
 from gpukeeper.devices.driver.client import gpu_note, inventory
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import Engine, EngineError, find
-from gpukeeper.rayjobs import RayNode, named_nodes
-from gpukeeper.ssh import Host, HostError, selected_hosts
 from gpukeeper.wiring.kubernetes import cluster_api
 from gpukeeper.wiring.launch_hosts import PROGRAM, known_hosts, ssh_client
 from gpukeeper.wiring.ray import jobs_api, ray_launcher
@@ -298,7 +298,7 @@ def _facts(name: str, node: RayNode, held: Mapping[str, float], excluded: str) -
         node=name,
         node_id=node.node_id,
         alive=node.alive,
-        message=node.message,
+        message=node.message or "",
         gpus=node.gpus,
         held=held.get(node.node_id, 0.0),
         excluded=excluded,

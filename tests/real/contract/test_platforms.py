@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpukeeper.clients.docker import Engine
 from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.platforms.docker.adapter import DockerPlatform
-from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.kubernetes.adapter import KubernetesPlatform
 from tests.contract.test_platforms import *  # noqa: F403
 from tests.contract.test_platforms import Made, Now

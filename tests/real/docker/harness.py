@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from gpukeeper.clients.docker import Engine
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.act import take
 from gpukeeper.engine.keeper import Keeper
@@ -29,7 +30,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.notify.catalog import owner_channels
 from gpukeeper.notify.messages import Messages
 from gpukeeper.platforms.docker.adapter import DockerPlatform
-from gpukeeper.platforms.docker.connect import Engine
 from tests.real.docker.private_engine import PrivateEngine
 
 SOMEBODY, UID = "nobody", "65534"  # a person whom every machine knows, above the uids of services

@@ -12,10 +12,9 @@ import pytest
 
 from gpukeeper.acceptance.fleet.collect import encode_frames
 from gpukeeper.acceptance.fleet.launcher import Launcher, Phase
-from gpukeeper.acceptance.launchers.docker import Container, DockerLauncher
+from gpukeeper.acceptance.launchers.docker import DockerApi, DockerLauncher
+from gpukeeper.clients.docker import Engine, Inspected
 from gpukeeper.interfaces.cli.accept_remote import open_launcher
-from gpukeeper.platforms.docker.connect import Engine
-from gpukeeper.wiring.launch_hosts import DockerEngineApi
 from tests.real.docker.private_engine import DockerEngine
 from tests.real.launch.passes import Moment, Point, a_spec, kills_itself, launch, next_pass, reports
 
@@ -29,25 +28,25 @@ chmod 755 /usr/local/bin/gpukeeper
 REPORT = random.Random(0).randbytes(3000).hex().encode()
 
 
-class KilledApi(DockerEngineApi):
+class KilledApi(DockerApi):
     def __init__(self, engine: Engine, point: Point) -> None:
         super().__init__(engine)
         self._point = point
 
     async def create(self, name: str, body: Mapping[str, object]) -> None:
-        await self._point.around("create", lambda: DockerEngineApi.create(self, name, body))
+        await self._point.around("create", lambda: DockerApi.create(self, name, body))
 
     async def start(self, uid: str) -> None:
-        await self._point.around("start", lambda: DockerEngineApi.start(self, uid))
+        await self._point.around("start", lambda: DockerApi.start(self, uid))
 
-    async def containers(self, label: str) -> tuple[Container, ...]:
-        return await self._point.around("containers", lambda: DockerEngineApi.containers(self, label))
+    async def containers(self, label: str) -> tuple[Inspected, ...]:
+        return await self._point.around("containers", lambda: DockerApi.containers(self, label))
 
     async def log(self, uid: str) -> bytes | None:
-        return await self._point.around("log", lambda: DockerEngineApi.log(self, uid))
+        return await self._point.around("log", lambda: DockerApi.log(self, uid))
 
     async def remove(self, uid: str) -> None:
-        await self._point.around("remove", lambda: DockerEngineApi.remove(self, uid))
+        await self._point.around("remove", lambda: DockerApi.remove(self, uid))
 
 
 @pytest.fixture

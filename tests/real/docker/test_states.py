@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from gpukeeper.clients.docker import Inspected
 from gpukeeper.model.decision import Accepted, Action, Changed, Result, Verdict
 from gpukeeper.model.event import Noticed
 from gpukeeper.model.subject import Outcome, State
-from gpukeeper.platforms.docker.wire import Inspected
 from tests.patience import PATIENCE
 from tests.real.docker import programs
 from tests.real.docker.harness import MINE, SOMEBODY, Harness, ended

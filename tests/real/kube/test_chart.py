@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from gpukeeper.clients.prometheus import parse_export
 from gpukeeper.config.load import load_text
-from gpukeeper.devices.prometheus import parse_export
 from gpukeeper.platforms.kubernetes.node_use import DEFAULT_FILES
 from tests.engines import has_helm, has_image, has_kubelet, require
 from tests.real.docker import fake_driver

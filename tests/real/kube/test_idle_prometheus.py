@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.prometheus import Prometheus
 from gpukeeper.devices.busy import GpuUse
-from gpukeeper.devices.prometheus import Prometheus
 from gpukeeper.interfaces.telemetry.metrics import Metrics
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.lifecycle.rules import idle

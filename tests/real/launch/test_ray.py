@@ -18,12 +18,11 @@ from gpukeeper.acceptance.fleet.collect import encode_frames
 from gpukeeper.acceptance.fleet.launcher import Launcher, NodeStatus, Phase, RunSpec
 from gpukeeper.acceptance.fleet.preflight.facts import Finding
 from gpukeeper.acceptance.launchers.ray import RayLauncher, RaySettings
+from gpukeeper.clients.ray import RayJob, RayJobsApi
 from gpukeeper.interfaces.cli.accept_remote import open_launcher
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.gpu import Grade
-from gpukeeper.rayjobs import RayJob
 from gpukeeper.wiring.preflight import ray
-from gpukeeper.wiring.ray import RayJobsApi
 from tests.engines import has_ray, require
 from tests.real.launch.passes import OVER, Moment, Point, a_spec, kills_itself, launch, next_pass, reports
 from tests.real.launch.waiting import until

@@ -18,10 +18,10 @@ from gpukeeper.acceptance.launchers import story
 from gpukeeper.acceptance.launchers.ssh import SshClient, SshLauncher
 from gpukeeper.acceptance.launchers.story import RunArchive
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.ssh import Host, Settings
 from gpukeeper.interfaces.cli.accept_remote import open_launcher
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.ssh import Host, Settings
 from tests.engines import has_sshd, require
 from tests.real.launch.passes import Moment, Point, a_spec, kills_itself, launch, next_pass, reports
 from tests.real.launch.ssh_hosts import SshHosts, ssh_hosts

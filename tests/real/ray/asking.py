@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+from gpukeeper.clients.ray import DEADLINE, StateApi
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy, foreign, quiet
-from gpukeeper.platforms.ray.state import DEADLINE, StateApi, addresses
+from gpukeeper.platforms.ray.state import addresses
+from gpukeeper.platforms.ray.state import answers_of as state_of
 from tests.real.ray.clusters import Node, until
 
 
@@ -28,7 +30,7 @@ def api_of(node: Node) -> StateApi:
 
 
 def answers_of(node: Node) -> ClusterState:
-    return asyncio.run(api_of(node).answers(node.session))
+    return asyncio.run(state_of(api_of(node), node.session))
 
 
 def ray_says(node: Node) -> str | Unknown | None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.docker import Engine
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.ledger.files import ledger_path
@@ -24,7 +25,6 @@ from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Category, Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.adapter import DockerPlatform
-from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.settings import NodeContainer, RaySettings

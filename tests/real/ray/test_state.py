@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.ray import StateApi
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy
 from gpukeeper.platforms.ray.nodes import raylet_of, read_processes
-from gpukeeper.platforms.ray.state import DashboardQueries, StateApi
+from gpukeeper.platforms.ray.state import DashboardQueries
+from gpukeeper.platforms.ray.state import answers_of as state_of
 from tests.real.ray.asking import answers_of, api_of, api_that_reports, ray_says, until_idle
 from tests.real.ray.clusters import NEWEST, VERSIONS, Cluster, until
 from tests.real.ray.test_versions import SLEEPER
@@ -97,7 +99,7 @@ def test_a_token_goes_to_the_address_that_the_policy_names_and_to_no_other(fresh
 def test_another_session_is_not_accepted(any_cluster: Cluster) -> None:
     """A port is used again by the next cluster, or by somebody else's."""
     gone = "session_2026-01-01_00-00-00_000000_1"
-    answers = asyncio.run(StateApi(any_cluster.dashboard).answers(gone))
+    answers = asyncio.run(state_of(StateApi(any_cluster.dashboard), gone))
     found = busy(any_cluster.head.node_id, answers)
     assert isinstance(found, Unknown)
     assert f"is {any_cluster.head.session}, not {gone}" in found.why
@@ -105,7 +107,7 @@ def test_another_session_is_not_accepted(any_cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("any_cluster", [NEWEST], indirect=True)
 def test_a_node_that_ray_does_not_know_is_unknown(any_cluster: Cluster) -> None:
-    answers = asyncio.run(StateApi(any_cluster.dashboard).answers(any_cluster.head.session))
+    answers = asyncio.run(state_of(StateApi(any_cluster.dashboard), any_cluster.head.session))
     assert busy("0" * 56, answers) == Unknown("Ray does not know node 00000000")
 
 
@@ -145,7 +147,7 @@ wait_for_end()
 
 
 def _answers(api: StateApi, cluster: Cluster) -> ClusterState:
-    return asyncio.run(api.answers(cluster.head.session))
+    return asyncio.run(state_of(api, cluster.head.session))
 
 
 def _why(api: StateApi, cluster: Cluster) -> str:

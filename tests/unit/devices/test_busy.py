@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpukeeper.clients.prometheus import ExportedGpu
 from gpukeeper.devices.busy import GpuUse, UsageJudge, of_sources
 from gpukeeper.devices.driver.facts import ActivityFacts, GpuFacts, SliceFacts
-from gpukeeper.devices.prometheus import ExportedGpu
 from gpukeeper.model.unknown import Unknown
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)

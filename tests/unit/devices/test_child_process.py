@@ -15,6 +15,7 @@ import pytest
 
 from gpukeeper.acceptance.bench import child_process
 from gpukeeper.acceptance.bench.child_process import ChildProcess, ProcessEnded
+from gpukeeper.processes import KEPT
 from tests.patience import PATIENCE
 
 # Starts a child in a session of its own, as torchrun does with ranks, says both pids, and waits for its input to end.
@@ -117,7 +118,7 @@ def test_only_the_end_of_what_it_says_is_kept() -> None:
     words = held("import sys; sys.stderr.write('x' * 1_000_000 + 'the end')", wait)
     assert isinstance(words, str)
     assert words.endswith("xthe end")
-    assert len(words) == child_process.KEPT_WORDS
+    assert len(words) == KEPT
 
 
 def test_no_answer_in_time_and_no_answer_at_all_are_distinguished() -> None:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.devices import prometheus
-from gpukeeper.devices.prometheus import Metric, fetch_dcgm, parse_export, parse_export_line, read_dcgm
+from gpukeeper.clients import prometheus
+from gpukeeper.clients.prometheus import Metric, fetch_dcgm, parse_export, parse_export_line, read_dcgm
 from gpukeeper.model.unknown import Unknown
 
 LABELS = (

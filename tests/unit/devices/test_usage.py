@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.prometheus import ExportedGpu
 from gpukeeper.devices.busy import GpuUse
 from gpukeeper.devices.meter import GpuUsage
-from gpukeeper.devices.prometheus import ExportedGpu
 from gpukeeper.model.unknown import Unknown
 from tests.unit.devices.driver.programs import program
 

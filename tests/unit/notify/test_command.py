@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.model.ports import Delivered, Message, MessageKind, NotDelivered
-from gpukeeper.notify.command import STDERR_KEPT, STDERR_MAX, Command, CommandKind, StderrTail
+from gpukeeper.notify.command import STDERR_MAX, Command, CommandKind, StderrTail
+from gpukeeper.processes import KEPT
 from tests.patience import PATIENCE
 
 MESSAGE = Message(
@@ -126,12 +127,12 @@ def test_a_program_that_writes_to_stderr_without_end_is_ended_at_once(tmp_path: 
         patch.setattr(StderrTail, "_take", taken)
         answer = asyncio.run(send())
     assert why(answer) == "it was ended, because it wrote more than 1024 KiB to stderr"
-    assert kept == STDERR_KEPT
+    assert kept == KEPT
     assert not Path(f"/proc/{pid.read_text()}").exists()
     assert open_files() == before
 
 
-@pytest.mark.parametrize("size", [STDERR_KEPT // 2, STDERR_MAX - 100])
+@pytest.mark.parametrize("size", [KEPT // 2, STDERR_MAX - 100])
 def test_a_program_that_writes_much_and_delivers_has_delivered(tmp_path: Path, size: int) -> None:
     """More than a pipe holds: it does not wait for us."""
     much = f"for _ in range({size} // 50): sys.stderr.write('x' * 49 + '\\n')\n"

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.clients.ssh import Host, HostError, Settings
 from gpukeeper.interfaces.cli.doctor import last_pass
 from gpukeeper.model.subject import Ref
 from gpukeeper.rollout import execute
 from gpukeeper.rollout.execute import Outcome, ServerPass, ServerResult, Servers
 from gpukeeper.rollout.plan import Done, Finding, Seen, Wanted
-from gpukeeper.ssh import Host, HostError, Settings
 from tests.unit.rollout.test_plan import BARE, THERE, WANTED, seen
 
 OLD = seen(version="1.0")

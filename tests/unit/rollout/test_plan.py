@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpukeeper.clients.ssh import Host
 from gpukeeper.rollout.plan import (
     Act,
     Bundle,
@@ -21,7 +22,6 @@ from gpukeeper.rollout.plan import (
     unverified,
     upgrade,
 )
-from gpukeeper.ssh import Host
 
 BUNDLE = Bundle(path="b.pyz", version="2.0", sha256="0", size=1000, pythons=("3.11", "3.12"), machine="x86_64")
 POLICY = PolicyText(source="policy.yaml", text="mode: enforce\n", mode="enforce")

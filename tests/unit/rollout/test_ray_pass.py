@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.ray import Pauses, RayJob, RayNode
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs import Pauses, RayJob, RayNode
 from gpukeeper.rollout import ray as client
 from gpukeeper.rollout.execute import Outcome
 from gpukeeper.rollout.programs import ray_pass
@@ -180,8 +180,8 @@ class FakeApi:
 
     async def nodes(self) -> tuple[RayNode, ...]:
         names = ("busy", "idle", "unknown")
-        found = [RayNode(node_id=f"id-{one}", ip="1", name=one, alive=True) for one in names]
-        return (*found, RayNode(node_id="id-dead", ip="1", name="dead", alive=False, message="gone"))
+        found = [RayNode(node_id=f"id-{one}", ip="1", name=one, state="ALIVE") for one in names]
+        return (*found, RayNode(node_id="id-dead", ip="1", name="dead", state="DEAD", message="gone"))
 
     async def submit(self, name: str, entrypoint: str, metadata: Mapping[str, str]) -> None:
         self.submitted[name] = metadata
@@ -267,6 +267,6 @@ def test_a_policy_that_is_too_large_is_refused() -> None:
 def test_a_job_that_never_ends_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "START", timedelta(seconds=-2000))
     api = FakeApi(lambda token, nodes: [], status="RUNNING")
-    monkeypatch.setattr("gpukeeper.rayjobs.STOPPING", timedelta(0))
+    monkeypatch.setattr("gpukeeper.clients.ray.STOPPING", timedelta(0))
     with pytest.raises(PlatformError, match="did not end in time"):
         passes(api)

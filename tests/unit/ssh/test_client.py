@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper import ssh as ssh_module
-from gpukeeper.ssh import Envelope, Host, HostError, Program, Settings, SshClient
+from gpukeeper.clients import ssh as ssh_module
+from gpukeeper.clients.ssh import Envelope, Host, HostError, Program, Settings, SshClient
 
 ENDLESS = "import os\nwhile True: os.write({to}, b'x' * 65536)"
 MANY_WORDS = (
@@ -41,14 +41,3 @@ def test_of_many_error_messages_the_last_is_reported(tmp_path: Path) -> None:
     error = request(tmp_path, MANY_WORDS)
     assert error.code == "unreachable"
     assert str(error).endswith("no route to host")
-
-
-def test_no_more_of_the_error_messages_is_kept_than_is_reported(tmp_path: Path) -> None:
-    async def last() -> bytes:
-        stream = asyncio.StreamReader()
-        for _ in range(10):
-            stream.feed_data(b"x" * ssh_module.CHUNK)
-        stream.feed_eof()
-        return await ssh_module._last(stream)
-
-    assert len(asyncio.run(last())) == ssh_module.WORDS_READ

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpukeeper.clients.ssh import Host, host, read_hosts, selected_hosts
 from gpukeeper.model.errors import UsageError
-from gpukeeper.ssh import Host, host, read_hosts, selected_hosts
 
 
 @pytest.mark.parametrize(

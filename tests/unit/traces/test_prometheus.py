@@ -8,7 +8,7 @@ from math import isnan
 
 import pytest
 
-from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
+from gpukeeper.clients.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.series import MINUTE
 from gpukeeper.model.unknown import Unknown

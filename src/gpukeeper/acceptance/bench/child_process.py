@@ -10,19 +10,18 @@ import asyncio
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from gpukeeper.acceptance.bench import supervisor
+from gpukeeper.processes import Tail
 
 HOLDER = (sys.executable, "-I", "-S", str(Path(supervisor.__file__)))
 PATIENCE_S = 3.0  # between SIGTERM and SIGKILL
 TO_END_S = PATIENCE_S + supervisor.UNKILLABLE_S + 3.0
 LONGEST_LINE = 64 * 1024 * 1024
-KEPT_WORDS = 64 * 1024  # of its stderr: the last part
 
 
 class ProcessEnded(Exception):
@@ -36,9 +35,9 @@ class ChildProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._owner_pipe, self._input, self._output = process, owner_pipe, process.stdin, process.stdout
-        self._kept: deque[bytes] = deque()
-        self._kept_bytes = 0
-        self._listening = asyncio.create_task(self._listen())
+        assert process.stderr is not None
+        self._tail = Tail()
+        self._listening = asyncio.create_task(self._tail.read(process.stderr))
 
     @classmethod
     async def start(
@@ -79,7 +78,7 @@ class ChildProcess:
 
     @property
     def words(self) -> str:
-        return b"".join(self._kept)[-KEPT_WORDS:].decode("utf-8", "replace")
+        return self._tail.kept.decode("utf-8", "replace")
 
     async def send(self, line: bytes) -> None:
         """Ended, if there is no process to read it."""
@@ -142,11 +141,3 @@ class ChildProcess:
         owner_pipe, self._owner_pipe = self._owner_pipe, -1
         if owner_pipe >= 0:
             os.close(owner_pipe)
-
-    async def _listen(self) -> None:
-        assert self._process.stderr is not None
-        while words := await self._process.stderr.read(65536):
-            self._kept.append(words)
-            self._kept_bytes += len(words)
-            while self._kept_bytes - len(self._kept[0]) > KEPT_WORDS:
-                self._kept_bytes -= len(self._kept.popleft())

@@ -29,6 +29,7 @@ from gpukeeper.acceptance.judging.replies import classify
 from gpukeeper.acceptance.record import ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.model import reading
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.processes import last_line
 
 PYTHON_VARIABLE = "GPUKEEPER_PYTHON"
 PYTHONS_ON_PATH = ("python3", "python")
@@ -85,8 +86,7 @@ def why_not_python(python: str) -> str | None:
         return f"it could not be started: {error.strerror}"
     if done.returncode == _NO_TORCH:
         return "No module named 'torch'"
-    last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-    return None if done.returncode == 0 else f"it is not a working Python: {''.join(last) or 'no output'}"
+    return None if done.returncode == 0 else f"it is not a working Python: {last_line(done.stderr) or 'no output'}"
 
 
 TO_START_S = 180.0  # PyTorch from a cold disk, eight at once; CUDA wakes the GPU

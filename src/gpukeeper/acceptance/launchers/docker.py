@@ -7,7 +7,8 @@ stays with the engine, whatever its default driver is, until the container is re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from contextlib import AsyncExitStack
+from datetime import timedelta
 
 import msgspec
 
@@ -22,6 +23,18 @@ from gpukeeper.acceptance.fleet.launcher import (
     environment,
     group_environment,
 )
+from gpukeeper.clients.docker import (
+    CONFLICT,
+    NOT_FOUND,
+    NOT_MODIFIED,
+    SLOW,
+    ContainerSummary,
+    Engine,
+    EngineError,
+    Info,
+    Inspected,
+    part,
+)
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
@@ -33,47 +46,89 @@ ENDED_BY_TIMEOUT = (124, 137, 143)  # coreutils; SIGKILL; busybox, where the pro
 # Not as process 1: the kernel keeps that one from signals of its own container, and busybox makes it the program.
 WATCHED = f'timeout -k {GRACE_S} "$0" "$@"; exit $?'
 HEADER = 8  # bytes before each part of a log
+LOG = timedelta(seconds=60)
 
 
-class Container(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine reports of one. `state`: its own word."""
+class DockerApi:
+    """Requests to one engine, which raise PlatformError if it does not reply. The first one opens the connection."""
 
-    id: str
-    name: str
-    state: str
-    labels: Mapping[str, str]
-    exit_code: int | None = None
-    error: str = ""
-    oom: bool = False
-    lasted_s: float | None = None  # from its start to its end
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._opened: AsyncExitStack | None = None
 
+    async def open(self) -> Engine:
+        if self._opened is None:
+            opened = AsyncExitStack()
+            await opened.enter_async_context(self._engine.opened())
+            self._opened = opened
+        return self._engine
 
-class DockerApi(Protocol):
-    """An engine that does not reply raises PlatformError."""
+    async def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.aclose()
 
-    async def node(self) -> str: ...
+    async def node(self) -> str:
+        return (await (await self.open()).get("/info", Info)).name or self._engine.host
 
-    async def has_image(self, image: str) -> bool: ...
+    async def has_image(self, image: str) -> bool:
+        try:
+            await (await self.open()).raw(f"/images/{image}/json")
+        except EngineError as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        return True
 
-    async def containers(self, label: str) -> tuple[Container, ...]:
+    async def containers(self, label: str) -> tuple[Inspected, ...]:
         """In any state."""
-        ...
+        engine = await self.open()
+        filters = msgspec.json.encode({"label": [label]}).decode()
+        listed = await engine.get("/containers/json", list[ContainerSummary], all=True, filters=filters)
+        found = []
+        for one in listed:
+            try:
+                inspected = await engine.get(f"/containers/{part(one.id)}/json", Inspected)
+            except EngineError as error:
+                if error.is_gone:
+                    continue
+                raise
+            found.append(inspected)
+        return tuple(found)
 
     async def create(self, name: str, body: Mapping[str, object]) -> None:
         """A name that exists is left as it is."""
-        ...
+        try:
+            await (await self.open()).post("/containers/create", body, deadline=SLOW, name=name)
+        except EngineError as error:
+            if error.status != CONFLICT:
+                raise
 
-    async def start(self, uid: str) -> None: ...
+    async def start(self, uid: str) -> None:
+        try:
+            await (await self.open()).post(f"/containers/{part(uid)}/start", deadline=SLOW)
+        except EngineError as error:
+            if error.status != NOT_MODIFIED:
+                raise
 
     async def log(self, uid: str) -> bytes | None:
         """As the engine sends it. None: the container is gone."""
-        ...
+        try:
+            return await (await self.open()).raw(
+                f"/containers/{part(uid)}/logs", deadline=LOG, stdout=True, stderr=True
+            )
+        except EngineError as error:
+            if error.is_gone:
+                return None
+            raise
 
     async def remove(self, uid: str) -> None:
         """Running or not, with its anonymous volumes. One that is gone is no error."""
-        ...
-
-    async def close(self) -> None: ...
+        try:
+            await (await self.open()).delete(f"/containers/{part(uid)}", force=True, v=True)
+        except EngineError as error:
+            if not error.is_gone and error.status != CONFLICT:  # another request removes it; it is read again
+                raise
 
 
 class DockerLauncher:
@@ -118,7 +173,7 @@ class DockerLauncher:
                     f"It was not changed: docker inspect {_name(spec.run)}"
                 )
             for one in found:
-                if one.state in {"created", "configured"}:  # Podman's word is the second
+                if one.state.status in {"created", "configured"}:  # Podman's word is the second
                     await self._api.start(one.id)
 
     async def runs(self) -> tuple[RunSummary, ...] | Unknown:
@@ -149,20 +204,20 @@ class DockerLauncher:
         others = [one for one in after if _spec(one) is None]
         kept = f"it has the labels of run {run}, but not its name and description; it was kept"
         return Removal(
-            removed=tuple(f"container/{one.name}" for one in before if one.id not in left),
+            removed=tuple(f"container/{one.plain_name}" for one in before if one.id not in left),
             left=(
                 *((f"container/{uid[:12]}", "still there after it was removed") for uid in sorted(left)),
-                *((f"container/{one.name}", kept) for one in others),
+                *((f"container/{one.plain_name}", kept) for one in others),
             ),
         )
 
     async def close(self) -> None:
         await self._api.close()
 
-    async def _of(self, run: str) -> tuple[Container, ...]:
+    async def _of(self, run: str) -> tuple[Inspected, ...]:
         return tuple(one for one in await self._labelled(run) if _spec(one) is not None)
 
-    async def _labelled(self, run: str) -> tuple[Container, ...]:
+    async def _labelled(self, run: str) -> tuple[Inspected, ...]:
         """The label that says what it is counts as well: others may use the name of a run."""
         found = await self._api.containers(f"{RUN}={run}")
         return tuple(one for one in found if one.labels.get(KIND) == "run" and one.labels.get(RUN) == run)
@@ -218,33 +273,41 @@ def _name(run: str) -> str:
     return f"gpukeeper-{run}"
 
 
-def _spec(one: Container) -> RunSpec | None:
+def _spec(one: Inspected) -> RunSpec | None:
     """None: no launcher created it. Labels are not enough: a container of an image that was made from a run's container
     has them all. The name is: an engine gives it to one container only."""
     try:
         spec = reading.decode(one.labels.get(SPEC, "").encode(), type=RunSpec)
     except msgspec.DecodeError:
         return None
-    return spec if spec.run == one.labels.get(RUN) and one.name == _name(spec.run) else None
+    return spec if spec.run == one.labels.get(RUN) and one.plain_name == _name(spec.run) else None
 
 
-def _summary(one: Container, node: str, spec: RunSpec) -> RunSummary:
-    return RunSummary(spec=spec, nodes=(status_of(one, node, spec),), objects=(f"container/{one.name}",))
+def _summary(one: Inspected, node: str, spec: RunSpec) -> RunSummary:
+    return RunSummary(spec=spec, nodes=(status_of(one, node, spec),), objects=(f"container/{one.plain_name}",))
 
 
-def status_of(one: Container, node: str, spec: RunSpec) -> NodeStatus:
+def status_of(one: Inspected, node: str, spec: RunSpec) -> NodeStatus:
     def status(phase: Phase, code: str = "", reason: str = "") -> NodeStatus:
-        ended = one.exit_code if phase is Phase.ENDED else None
+        ended = one.state.exit_code if phase is Phase.ENDED else None
         return NodeStatus(node=node, phase=phase, code=code, reason=reason, exit_code=ended)
 
-    if one.state in {"created", "configured"}:
-        if one.error:
-            return status(Phase.GONE, "refused", f"the engine did not start it: {one.error}")
+    if one.state.status in {"created", "configured"}:
+        if one.state.error:
+            return status(Phase.GONE, "refused", f"the engine did not start it: {one.state.error}")
         return status(Phase.GONE, "vanished", "its start was interrupted; start the run again, or remove it")
-    if one.state in {"exited", "stopped", "dead"}:
-        if one.oom:
+    if one.state.status in {"exited", "stopped", "dead"}:
+        if one.state.oom_killed:
             return status(Phase.ENDED, "memory", "the kernel ended a process of it: out of memory")
-        if one.exit_code in ENDED_BY_TIMEOUT and one.lasted_s is not None and one.lasted_s >= spec.deadline_s:
+        if one.state.exit_code in ENDED_BY_TIMEOUT and _lasted(one) >= spec.deadline_s:
             return status(Phase.ENDED, "deadline", f"it reached its deadline of {spec.deadline_s:.0f} s and was ended")
         return status(Phase.ENDED)
     return status(Phase.RUNNING)
+
+
+def _lasted(one: Inspected) -> float:
+    """Seconds from its start to its end; 0: not known."""
+    try:
+        return (reading.moment(one.state.finished_at) - reading.moment(one.state.started_at)).total_seconds()
+    except ValueError:
+        return 0.0

@@ -31,17 +31,14 @@ from gpukeeper.acceptance.launchers.programs import host as host_program
 from gpukeeper.acceptance.launchers.programs import ray_driver
 from gpukeeper.acceptance.launchers.programs.ray_driver import MARK
 from gpukeeper.acceptance.launchers.ssh import HostState, status_of
-from gpukeeper.model import reading
-from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs import (
+from gpukeeper.clients.ray import (
     METADATA_MAX,
-    OVER,
+    OVER_JOB,
     PLAN,
     PROGRAM,
     Pauses,
-    RayApi,
     RayJob,
+    RayJobsApi,
     RayNode,
     check_python,
     entrypoint,
@@ -49,6 +46,9 @@ from gpukeeper.rayjobs import (
     packed,
     remove_job,
 )
+from gpukeeper.model import reading
+from gpukeeper.model.errors import PlatformError, UsageError
+from gpukeeper.model.unknown import Unknown
 
 BETWEEN_RECORDS = " | "  # the name of a node and its line
 
@@ -164,7 +164,7 @@ class RaySettings:
 class RayLauncher:
     engine = "ray"
 
-    def __init__(self, api: RayApi, settings: RaySettings) -> None:
+    def __init__(self, api: RayJobsApi, settings: RaySettings) -> None:
         check_python(settings.python)
         self._api, self._settings = api, settings
         self._driver = Path(ray_driver.__file__).read_bytes()
@@ -181,7 +181,7 @@ class RayLauncher:
             name: node
             for name, node in named.items()
             if (name in spec.nodes if spec.nodes else node.alive and (node.gpus > 0 or not self._settings.gpus))
-            and all(node.labels.get(key) == value for key, value in wanted.items())
+            and all((node.labels or {}).get(key) == value for key, value in wanted.items())
         }
         return tuple(self._target(name, node, spec) for name, node in chosen.items())
 
@@ -201,7 +201,7 @@ class RayLauncher:
     def render(self, spec: RunSpec, targets: Sequence[Target]) -> str:
         parts = [f"# {one.node} is left out: {one.excluded}" for one in targets if one.excluded]
         started = [one.node for one in targets if not one.excluded]
-        plan = self._plan(spec, {name: RayNode(node_id="", ip=name, name=name, alive=True) for name in started}, "")
+        plan = self._plan(spec, {name: RayNode(node_id="", ip=name, name=name, state="ALIVE") for name in started}, "")
         shown = {key: value for key, value in plan.items() if key not in ("host", "token")}
         parts.append(f"# POST {self._api.address}/api/jobs/")
         parts.append(f"# {entrypoint(self._settings.python)}")
@@ -227,7 +227,7 @@ class RayLauncher:
 
     async def _metadata(self, spec: RunSpec, started: Sequence[str]) -> dict[str, str]:
         known = named_nodes(await self._api.nodes())
-        lost = RayNode(node_id="", ip="", name="", alive=False)
+        lost = RayNode(node_id="", ip="", state="")
         nodes = {name: known.get(name, lost) for name in started}
         token = self._settings.token()
         made = {
@@ -300,7 +300,7 @@ class RayLauncher:
 
     def _over(self, job: RayJob, log: JobLog) -> NodeStatus | None:
         """What became of nodes that had not ended with the job."""
-        if job.status not in OVER:
+        if job.status not in OVER_JOB:
             return None
         code, reason = "vanished", f"its Ray job ended ({job.status.lower()}) before it: {_first(job.message)}"
         if job.status == "STOPPED":

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper import ssh
 from gpukeeper.acceptance.fleet.launcher import (
     NodeStatus,
     Phase,
@@ -31,11 +30,12 @@ from gpukeeper.acceptance.fleet.launcher import (
 )
 from gpukeeper.acceptance.launchers.programs import host as host_program
 from gpukeeper.acceptance.launchers.programs import host_checks
+from gpukeeper.clients import ssh
+from gpukeeper.clients.ssh import Host, HostError, Program, Settings, selected_hosts
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
-from gpukeeper.ssh import Host, HostError, Program, Settings, selected_hosts
 
 
 class SshClient(ssh.SshClient):

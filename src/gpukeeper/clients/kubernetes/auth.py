@@ -11,8 +11,8 @@ import asyncio
 import base64
 import os
 import re
-import signal
 import ssl
+from asyncio.subprocess import DEVNULL
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -36,6 +36,7 @@ from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
+from gpukeeper.processes import running
 from gpukeeper.safe_yaml import safe_yaml
 
 PLUGIN_DEADLINE = timedelta(seconds=30)
@@ -97,31 +98,21 @@ class Plugin(httpx2.Auth):
     async def _wait(self, answer: int, complaint: int) -> int:
         environ = {**self._environ, **{one.name: one.value for one in self._spec.env or ()}}
         environ["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(self._information()).decode()
+        command, deadline = (self._spec.command, *(self._spec.args or ())), self._deadline.total_seconds()
         try:
-            running = await asyncio.create_subprocess_exec(
-                self._spec.command,
-                *(self._spec.args or ()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=answer,
-                stderr=complaint,
-                env=environ,
-                start_new_session=True,
-            )
+            async with (
+                running(*command, stdin=DEVNULL, stdout=answer, stderr=complaint, env=environ) as plugin,
+                asyncio.timeout(deadline),
+            ):
+                return await plugin.wait()
+        except TimeoutError as error:
+            words = f"timeout: no output within {in_words(self._deadline)}; run it once manually, it may need input"
+            raise self._failed(words) from error
         except OSError as error:
             hint = f". {self._spec.install_hint}" if self._spec.install_hint else ""
             raise self._failed(
                 f"it cannot be started ({os.strerror(error.errno) if error.errno else error}){hint}"
             ) from error
-        try:
-            async with asyncio.timeout(self._deadline.total_seconds()):
-                return await running.wait()
-        except TimeoutError as error:
-            words = f"timeout: no output within {in_words(self._deadline)}; run it once manually, it may need input"
-            raise self._failed(words) from error
-        finally:
-            if running.returncode is None:
-                os.killpg(running.pid, signal.SIGKILL)
-                await running.wait()
 
     def _information(self) -> dict[str, object]:
         request_spec: dict[str, object] = {"interactive": False}

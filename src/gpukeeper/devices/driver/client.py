@@ -1,7 +1,7 @@
 """Queries the driver through its process (child), abandoned after a deadline: a hung driver blocks no caller. How long
 it keeps the driver open, and every GPU initialised: `query_once` until the reply, GpuUsage (devices/meter) from the
 first reading until close(), HealthMonitor for an acceptance run. A process that fails, is late or prints garbage is
-killed, and the next request starts another; one that cannot be killed is abandoned, ABANDONED_MAX of them at most.
+killed, and the next request starts another; one that cannot be killed is abandoned, a few of them at most.
 No driver is a valid result (no GPUs); one that is loaded and does not answer is Unknown.
 """
 
@@ -23,7 +23,6 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.devices.driver.facts import (
     NO_ID,
     NO_SLICE_UTILISATION,
@@ -38,18 +37,24 @@ from gpukeeper.model import reading
 from gpukeeper.model.gpu import Fact, Gpu, Health, Reading, Xid
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
+from gpukeeper.processes import (
+    ABANDONED_MAX,
+    DIRECTORY,
+    KILLED_WITHIN_S,
+    Abandoned,
+    Tail,
+    environment,
+    last_line,
+    module_command,
+)
 
 # -P: the directory we were started in is not trusted, and -m would import from it first.
 CHILD = module_command("gpukeeper.devices.driver.child")
 TO_OPEN = 3  # deadlines for the first reply: without persistence a driver wakes its GPUs one after the other
 A_MOMENT = timedelta(seconds=5)  # to start a process and to abandon one
-KILLED_WITHIN_S = 1.0
-ABANDONED_MAX = 4
 LONGEST_PAUSE = timedelta(minutes=5)
-KEPT_WORDS = 64 * 1024
 ANSWER_MAX = 64 * 1024 * 1024
-_abandoned: list[subprocess.Popen[bytes]] = []
-_counting = threading.Lock()
+_abandoned = Abandoned()
 
 
 def query_once(about: FactGroup, deadline: timedelta, child: Sequence[str] = CHILD) -> DriverReply | Unknown:
@@ -174,10 +179,8 @@ class _Program:
 
     def __init__(self, command: Sequence[str]) -> None:
         """OSError, also if too many earlier ones cannot be killed."""
-        with _counting:
-            _abandoned[:] = [one for one in _abandoned if one.poll() is None]
-            if len(_abandoned) >= ABANDONED_MAX:
-                raise OSError(f"{len(_abandoned)} earlier ones hang in the driver and cannot be killed")
+        if (left := len(_abandoned)) >= ABANDONED_MAX:
+            raise OSError(f"{left} earlier ones hang in the driver and cannot be killed")
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -189,7 +192,7 @@ class _Program:
             cwd=DIRECTORY,
         )
         self._received = bytearray()
-        self._words = bytearray()  # the last of what it printed on stderr
+        self._words = Tail()
         assert self._process.stderr is not None
         self._stderr = self._process.stderr.fileno()
         os.set_blocking(self._stderr, False)
@@ -232,14 +235,12 @@ class _Program:
             code = str(self._process.wait(timeout=KILLED_WITHIN_S))
             while self._listen():
                 pass
-        last = "".join(self._words.decode("utf-8", "replace").strip().splitlines()[-1:])
-        return f"(exit {code}): {last or 'no message'}"
+        return f"(exit {code}): {last_line(self._words.kept) or 'no message'}"
 
     def _listen(self) -> bool:
         """False: its stderr is closed. BlockingIOError: nothing to read now."""
         read = os.read(self._stderr, 65536)
-        self._words += read
-        del self._words[:-KEPT_WORDS]
+        self._words.add(read)
         return bool(read)
 
     def finish(self, within_s: float) -> bool:
@@ -257,12 +258,7 @@ class _Program:
 
     def abandon(self) -> None:
         """A call inside the driver may not even end by SIGKILL."""
-        self._process.kill()
-        try:
-            self._process.wait(timeout=KILLED_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            with _counting:
-                _abandoned.append(self._process)
+        _abandoned.kill(self._process)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with suppress(OSError):

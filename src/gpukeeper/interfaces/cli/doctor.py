@@ -19,6 +19,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from gpukeeper.clients import docker
 from gpukeeper.clients.kubernetes import connect as kubernetes
 from gpukeeper.config.load import load_policy
 from gpukeeper.config.sentence import sentence
@@ -39,7 +40,6 @@ from gpukeeper.model.policy import Web
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words, size_in_words
 from gpukeeper.notify.catalog import admin_channels, channel_problem, owner_services
-from gpukeeper.platforms.docker import connect as docker
 from gpukeeper.platforms.kubernetes.settings import settings_of as kubernetes_settings_of
 from gpukeeper.platforms.ray.nodes import raylet_of, read_processes
 from gpukeeper.platforms.ray.settings import RAY, temporary_folders

@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from gpukeeper.clients.ssh import CONNECT, Settings
 from gpukeeper.config.hosts_file import load_hosts
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
@@ -20,7 +21,6 @@ from gpukeeper.interfaces.terminal.session import confirmed, span
 from gpukeeper.model.errors import UsageError
 from gpukeeper.rollout.execute import AT_ONCE, Outcome, ServerResult, Servers, read_bundle
 from gpukeeper.rollout.plan import Wanted
-from gpukeeper.ssh import CONNECT, Settings
 
 app = typer.Typer(no_args_is_help=True, help="Deploy gpukeeper to many servers over ssh.")
 

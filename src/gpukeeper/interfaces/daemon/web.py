@@ -19,7 +19,6 @@ import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.blocking import in_thread, real_seconds
-from gpukeeper.child_python import DIRECTORY, environment, module_command
 from gpukeeper.engine.keeper import with_origin
 from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
 from gpukeeper.engine.view import refresh
@@ -55,6 +54,7 @@ from gpukeeper.ledger.logins import Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.policy import Web
+from gpukeeper.processes import DIRECTORY, environment, module_command, running
 from gpukeeper.views.live import MachineView
 from gpukeeper.wiring.session import Session
 
@@ -153,26 +153,18 @@ class WebChild:
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
+        inherited = (theirs.fileno(), self._listener.fileno(), self._backend.revocations.descriptor)
+        command, none = (*CHILD, *map(str, inherited)), asyncio.subprocess.DEVNULL
         with theirs:
-            inherited = (theirs.fileno(), self._listener.fileno(), self._backend.revocations.descriptor)
-            process = await asyncio.create_subprocess_exec(
-                *(*CHILD, *map(str, inherited)),
-                pass_fds=inherited,
-                stdin=asyncio.subprocess.DEVNULL,
-                env=environment(),
-                cwd=DIRECTORY,
-            )
-        try:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            await self._talk(reader, writer)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), real_seconds(1.0))
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-            code = await process.wait()
-        return code
+            async with running(
+                *command, alone=True, pass_fds=inherited, stdin=none, env=environment(), cwd=DIRECTORY
+            ) as process:
+                theirs.close()
+                reader, writer = await asyncio.open_connection(sock=ours)
+                await self._talk(reader, writer)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), real_seconds(1.0))
+        return process.returncode or 0
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def send(message: object) -> None:

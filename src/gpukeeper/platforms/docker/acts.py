@@ -17,6 +17,20 @@ from typing import Any
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.clients.docker import (
+    CONFLICT,
+    NOT_FOUND,
+    NOT_MODIFIED,
+    QUICK,
+    CreateResponse,
+    Engine,
+    EngineError,
+    EngineSilent,
+    ImageInspected,
+    Inspected,
+    part,
+    when,
+)
 from gpukeeper.devices import holders, signals
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.devices.signals import Target, terminate
@@ -28,20 +42,9 @@ from gpukeeper.model.subject import Gone, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.capture import CreateRequest, recipe_of, restart_policy
-from gpukeeper.platforms.docker.connect import (
-    CONFLICT,
-    NOT_FOUND,
-    NOT_MODIFIED,
-    QUICK,
-    Engine,
-    EngineError,
-    EngineSilent,
-    part,
-)
 from gpukeeper.platforms.docker.host_facts import SCAN, HostInspector, HostSnapshot, container_ids
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import incarnation, state_of, version
-from gpukeeper.platforms.docker.wire import CreateResponse, ImageInspected, Inspected, when
 
 ActionResult = Accepted | Changed | Refused | Unknown
 FIRST_PROCESS = timedelta(seconds=10)  # minimum time between the stop signal and the kill, as the engine itself allows

@@ -17,6 +17,7 @@ from datetime import timedelta
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.clients.docker import SLOW, ContainerSummary, Engine, Inspected
 from gpukeeper.devices.counters import processes_of
 from gpukeeper.devices.holders import Holder
 from gpukeeper.engine.ports import Platform
@@ -41,12 +42,10 @@ from gpukeeper.notify.terminals import notify_inside
 from gpukeeper.platforms.docker import translate
 from gpukeeper.platforms.docker.acts import ContainerActions, Orphans
 from gpukeeper.platforms.docker.capture import ContainerCapture
-from gpukeeper.platforms.docker.connect import SLOW, Engine
 from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot, Inventory, belongs, holders_of
 from gpukeeper.platforms.docker.leftovers import Attachments, Leftovers, LogWatch, read_storage
 from gpukeeper.platforms.docker.owners import UserDirectory
 from gpukeeper.platforms.docker.records import FILTERS, Records
-from gpukeeper.platforms.docker.wire import ContainerSummary, Inspected
 
 PAGE = 200
 RECONCILE = timedelta(seconds=60)

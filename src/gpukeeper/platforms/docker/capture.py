@@ -14,15 +14,25 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.clients.docker import (
+    CONFLICT,
+    MOST,
+    NOT_FOUND,
+    SLOW,
+    Engine,
+    EngineError,
+    EngineSilent,
+    Inspected,
+    PathChange,
+    part,
+)
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
-from gpukeeper.platforms.docker.connect import CONFLICT, MOST, NOT_FOUND, SLOW, Engine, EngineError, EngineSilent, part
 from gpukeeper.platforms.docker.translate import ANONYMOUS, anonymous_volumes
-from gpukeeper.platforms.docker.wire import Inspected, PathChange
 
 MANIFEST, LOG, EVENTS, PACKAGES, CHANGES = "manifest.json", "log.txt", "events.jsonl", "packages.txt", "changes.txt"
 BEFORE_STOP = "stop/"  # captured when gpukeeper stopped it, before the restart policy was disabled

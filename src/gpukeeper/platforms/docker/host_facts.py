@@ -19,6 +19,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.clients.docker import Inspected, when
 from gpukeeper.devices import holders
 from gpukeeper.devices.counters import Counters, read_counters
 from gpukeeper.devices.driver.facts import GpuFacts
@@ -35,7 +36,6 @@ from gpukeeper.platforms.docker.translate import (
     requested_gpus,
     slices_among,
 )
-from gpukeeper.platforms.docker.wire import Inspected, when
 
 T = TypeVar("T")
 

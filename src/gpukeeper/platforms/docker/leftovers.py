@@ -13,6 +13,27 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.clients.docker import (
+    CONFLICT,
+    FORBIDDEN,
+    NOT_FOUND,
+    SLOW,
+    CacheEntry,
+    ContainerSummary,
+    DiskUsage,
+    Engine,
+    EngineError,
+    EngineSilent,
+    ImageInspected,
+    ImageSummary,
+    Inspected,
+    Network,
+    PruneResponse,
+    StorageUsage,
+    VolumeList,
+    part,
+    when,
+)
 from gpukeeper.disk.mounts import usage
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused, Unseen
@@ -22,16 +43,6 @@ from gpukeeper.model.subject import Disk, Gone, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words, size_in_words
 from gpukeeper.platforms.docker.capture import MANIFEST
-from gpukeeper.platforms.docker.connect import (
-    CONFLICT,
-    FORBIDDEN,
-    NOT_FOUND,
-    SLOW,
-    Engine,
-    EngineError,
-    EngineSilent,
-    part,
-)
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import (
     BUILT_IN,
@@ -44,19 +55,6 @@ from gpukeeper.platforms.docker.translate import (
     network_subject,
     volume_subject,
     whole_cache_subject,
-)
-from gpukeeper.platforms.docker.wire import (
-    CacheEntry,
-    ContainerSummary,
-    DiskUsage,
-    ImageInspected,
-    ImageSummary,
-    Inspected,
-    Network,
-    PruneResponse,
-    StorageUsage,
-    VolumeList,
-    when,
 )
 
 SHORT_ID = 12

@@ -21,9 +21,9 @@ from typing import TypeVar
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.clients.docker import Inspected
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.wire import Inspected
 
 OWNER_LABELS = ("ds01.user", "aime.mlc.USER", "aime.mlc")
 FOLDER_LABELS = (

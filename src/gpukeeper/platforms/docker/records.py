@@ -13,21 +13,26 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gpukeeper.model import reading
-from gpukeeper.model.decision import Unseen
-from gpukeeper.model.subject import Crashes, State
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import AT_ONCE, SLOW, Engine, EngineError, EngineSilent, part
-from gpukeeper.platforms.docker.translate import NETWORK, VOLUME, networks_of, state_of, volumes_of
-from gpukeeper.platforms.docker.wire import (
+from gpukeeper.clients.docker import (
+    AT_ONCE,
+    SLOW,
     ContainerSummary,
+    Engine,
+    EngineError,
     EngineEvent,
+    EngineSilent,
     ImageInspected,
     Info,
     Inspected,
     Network,
+    part,
     when,
 )
+from gpukeeper.model import reading
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.subject import Crashes, State
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.platforms.docker.translate import NETWORK, VOLUME, networks_of, state_of, volumes_of
 
 ENDING_SIGNALS = frozenset({"2", "3", "6", "9", "15"})
 PAST = timedelta(hours=24)  # the engine remembers about 256 events; requested once

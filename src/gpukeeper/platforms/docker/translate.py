@@ -12,14 +12,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from gpukeeper.devices.driver.facts import GpuFacts, resolve_names
-from gpukeeper.devices.holders import Holder
-from gpukeeper.model import reading
-from gpukeeper.model.subject import Crashes, Marks, Outcome, Ref, Seen, Shape, State, Subject
-from gpukeeper.model.unknown import Unknown, is_known
-from gpukeeper.model.words import plain
-from gpukeeper.platforms.docker.owners import Ownership
-from gpukeeper.platforms.docker.wire import (
+from gpukeeper.clients.docker import (
     CacheEntry,
     ContainerState,
     ContainerSummary,
@@ -30,6 +23,13 @@ from gpukeeper.platforms.docker.wire import (
     Volume,
     when,
 )
+from gpukeeper.devices.driver.facts import GpuFacts, resolve_names
+from gpukeeper.devices.holders import Holder
+from gpukeeper.model import reading
+from gpukeeper.model.subject import Crashes, Marks, Outcome, Ref, Seen, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.model.words import plain
+from gpukeeper.platforms.docker.owners import Ownership
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICE = frozenset({"", "none", "void"})

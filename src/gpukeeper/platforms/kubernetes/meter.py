@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import isnan
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.prometheus import Prometheus, SeriesSelector, TimeSeries, fetch_dcgm_text
 from gpukeeper.devices.busy import is_busy
-from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries, fetch_dcgm_text
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Subject
@@ -47,20 +47,6 @@ from gpukeeper.platforms.kubernetes.minutes import (
 AT_ONCE, LETTERS_MAX = 64, 1500  # of names in one query: a URL must not grow too long
 
 Run: TypeAlias = tuple[str, str]  # of which object, in which incarnation
-
-
-class History(Protocol):
-    """What is needed of a Prometheus; implemented by devices/prometheus.py."""
-
-    async def clock(self) -> datetime | Unknown: ...
-    async def label_names(self, name: str, since: datetime, until: datetime) -> frozenset[str] | Unknown: ...
-    async def series(
-        self, wheres: Sequence[SeriesSelector], since: datetime, until: datetime
-    ) -> list[Mapping[str, str]] | Unknown: ...
-    async def raw(self, where: SeriesSelector, since: datetime, until: datetime) -> list[TimeSeries] | Unknown: ...
-    async def range(
-        self, query: str, since: datetime, until: datetime, step: timedelta
-    ) -> list[TimeSeries] | Unknown: ...
 
 
 class RunningPod(msgspec.Struct, frozen=True, gc=False):
@@ -126,7 +112,7 @@ NO_PROMETHEUS = Unknown("needs a Prometheus that scrapes cAdvisor of the kubelet
 
 
 class PodCounters:
-    def __init__(self, prometheus: History | None, only: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, prometheus: Prometheus | None, only: tuple[tuple[str, str], ...]) -> None:
         self._prometheus, self._only = prometheus, only
         self._known: dict[str, tuple[frozenset[str], datetime]] = {}  # which labels each counter has
 
@@ -251,7 +237,7 @@ class ClusterMeter:
         self,
         clock: Clock,
         *,
-        prometheus: History | None = None,
+        prometheus: Prometheus | None = None,
         exporters: Sequence[str] = (),
         pods: Callable[[Subject], Mapping[str, RunningPod]] | None = None,
         only: Mapping[str, str] | None = None,

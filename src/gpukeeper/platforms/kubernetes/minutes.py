@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.clients.prometheus import DCGM_FIELDS, parse_export
 from gpukeeper.devices.busy import is_busy
-from gpukeeper.devices.prometheus import DCGM_FIELDS, parse_export
 from gpukeeper.model.unknown import Unknown
 
 Device: TypeAlias = tuple[str, int | None]  # uuid of the GPU; GPU instance of a slice

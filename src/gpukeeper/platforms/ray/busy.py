@@ -9,22 +9,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
+from gpukeeper.clients.ray import OVER_ACTOR, OVER_GROUP, OVER_JOB, OVER_TASK, Rows
 from gpukeeper.model.unknown import Unknown, is_known
 
 ALIVE: Final = "ALIVE"
-# In these states each kind has ended; every other state counts, also one that a later Ray adds.
-OVER_ACTOR: Final = ("DEAD",)
-OVER_TASK: Final = ("FINISHED", "FAILED")
-OVER_GROUP: Final = ("REMOVED",)
-OVER_JOB: Final = ("SUCCEEDED", "FAILED", "STOPPED")
 _NAME_MAX = 60
 
 T = TypeVar("T")
-Rows: TypeAlias = tuple[T, ...] | Unknown
 
 
 class RayNode(msgspec.Struct, frozen=True):

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import msgspec
 import pytest
 
 from gpukeeper.acceptance.fleet.launcher import Phase, RunSpec
-from gpukeeper.acceptance.launchers.docker import Container, DockerLauncher, parts_of
+from gpukeeper.acceptance.launchers.docker import DockerLauncher, parts_of
+from gpukeeper.clients.docker import Config, ContainerState, Inspected
 from gpukeeper.interfaces.cli.accept_remote import open_launcher
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.unknown import Unknown
 
 
+def created(uid: str, name: str, labels: dict[str, str]) -> Inspected:
+    return Inspected(id=uid, name=f"/{name}", state=ContainerState(status="created"), config=Config(labels=labels))
+
+
+def lasted(seconds: float) -> dict[str, str]:
+    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    return {"started_at": begun.isoformat(), "finished_at": (begun + timedelta(seconds=seconds)).isoformat()}
+
+
 class FakeEngine:
     def __init__(self, *, images: tuple[str, ...] = ("accept:1",), keeps: bool = False) -> None:
-        self.images, self.keeps, self.found, self.started = images, keeps, dict[str, Container](), list[str]()
+        self.images, self.keeps, self.found, self.started = images, keeps, dict[str, Inspected](), list[str]()
 
     async def node(self) -> str:
         return "gpu1"
@@ -27,21 +37,21 @@ class FakeEngine:
     async def has_image(self, image: str) -> bool:
         return image in self.images
 
-    async def containers(self, label: str) -> tuple[Container, ...]:
+    async def containers(self, label: str) -> tuple[Inspected, ...]:
         name, _, value = label.partition("=")
         return tuple(one for one in self.found.values() if one.labels.get(name) == value)
 
     async def create(self, name: str, body: Mapping[str, object]) -> None:
-        if name not in {one.name for one in self.found.values()}:
+        if name not in {one.plain_name for one in self.found.values()}:
             labels = cast("dict[str, str]", body["Labels"])
-            self.add(Container(id=f"{len(self.found):064x}", name=name, state="created", labels=labels))
+            self.add(created(f"{len(self.found):064x}", name, labels))
 
-    def add(self, one: Container, **changes: Any) -> None:
-        self.found[one.id] = msgspec.structs.replace(one, **changes)
+    def add(self, one: Inspected, **changes: Any) -> None:
+        self.found[one.id] = msgspec.structs.replace(one, state=msgspec.structs.replace(one.state, **changes))
 
     async def start(self, uid: str) -> None:
         self.started.append(uid)
-        self.add(self.found[uid], state="running")
+        self.add(self.found[uid], status="running")
 
     async def log(self, uid: str) -> bytes | None:
         return b"\1\0\0\0\0\0\0\3a\n\n\2\0\0\0\0\0\0\2b\n" if uid in self.found else None
@@ -86,7 +96,7 @@ def test_a_second_start_creates_nothing_and_never_runs_again_what_has_run() -> N
         engine = FakeEngine()
         await started(engine)
         (one,) = engine.found.values()
-        engine.add(one, state="exited", exit_code=0)
+        engine.add(one, status="exited", exit_code=0)
         await started(engine)
         assert len(engine.found) == len(engine.started) == 1
 
@@ -98,7 +108,7 @@ def test_a_start_that_was_interrupted_is_completed() -> None:
         engine, launcher = FakeEngine(), None
         await started(engine)
         (one,) = engine.found.values()
-        engine.add(one, state="created")
+        engine.add(one, status="created")
         found = await DockerLauncher(engine).run("r1")
         assert found is not None
         assert (found.nodes[0].phase, found.nodes[0].code) == (Phase.GONE, "vanished")
@@ -113,7 +123,7 @@ def test_a_start_that_was_interrupted_is_completed() -> None:
 def test_a_foreign_container_with_that_name_or_label_is_never_touched() -> None:
     async def story() -> None:
         engine = FakeEngine()
-        engine.add(Container(id="f" * 64, name="gpukeeper-r1", state="created", labels={"gpukeeper.io/run": "r1"}))
+        engine.add(created("f" * 64, "gpukeeper-r1", {"gpukeeper.io/run": "r1"}))
         with pytest.raises(UsageError, match="another container has the name gpukeeper-r1"):
             await started(engine)
         removal = await DockerLauncher(engine).remove("r1")
@@ -129,7 +139,9 @@ def test_a_container_of_an_image_that_was_made_from_a_run_is_no_part_of_it() -> 
         engine = FakeEngine()
         launcher = await started(engine)
         (ours,) = engine.found.values()
-        other = msgspec.structs.replace(ours, id="e" * 64, name="training", state="exited", exit_code=4)
+        other = msgspec.structs.replace(
+            ours, id="e" * 64, name="/training", state=ContainerState(status="exited", exit_code=4)
+        )
         engine.found = {other.id: other, **engine.found}  # the other one is listed first
         runs = await launcher.runs()
         assert isinstance(runs, tuple)
@@ -140,7 +152,7 @@ def test_a_container_of_an_image_that_was_made_from_a_run_is_no_part_of_it() -> 
         removal = await launcher.remove("r1")
         assert removal.removed == ("container/gpukeeper-r1",)
         assert [name for name, why in removal.left if why.endswith("it was kept")] == ["container/training"]
-        assert [one.name for one in engine.found.values()] == ["training"]
+        assert [one.plain_name for one in engine.found.values()] == ["training"]
         assert isinstance(await launcher.output(a_spec(), "gpu1"), Unknown)
 
     asyncio.run(story())
@@ -159,13 +171,13 @@ def test_what_is_still_there_after_a_removal_is_reported() -> None:
 @pytest.mark.parametrize(
     ("changes", "phase", "code"),
     [
-        ({"state": "exited", "exit_code": 1}, Phase.ENDED, ""),
-        ({"state": "exited", "exit_code": 124, "lasted_s": 3600.0}, Phase.ENDED, "deadline"),
-        ({"state": "exited", "exit_code": 143, "lasted_s": 3600.5}, Phase.ENDED, "deadline"),
-        ({"state": "exited", "exit_code": 137, "lasted_s": 5.0}, Phase.ENDED, ""),
-        ({"state": "exited", "exit_code": 137, "oom": True}, Phase.ENDED, "memory"),
-        ({"state": "created", "error": "no GPU driver"}, Phase.GONE, "refused"),
-        ({"state": "paused"}, Phase.RUNNING, ""),
+        ({"status": "exited", "exit_code": 1}, Phase.ENDED, ""),
+        ({"status": "exited", "exit_code": 124, **lasted(3600.0)}, Phase.ENDED, "deadline"),
+        ({"status": "exited", "exit_code": 143, **lasted(3600.5)}, Phase.ENDED, "deadline"),
+        ({"status": "exited", "exit_code": 137, **lasted(5.0)}, Phase.ENDED, ""),
+        ({"status": "exited", "exit_code": 137, "oom_killed": True}, Phase.ENDED, "memory"),
+        ({"status": "created", "error": "no GPU driver"}, Phase.GONE, "refused"),
+        ({"status": "paused"}, Phase.RUNNING, ""),
     ],
 )
 def test_the_state_of_the_container_is_the_state_of_the_node(changes: Any, phase: Phase, code: str) -> None:

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from gpukeeper import rayjobs
 from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec, Target
 from gpukeeper.acceptance.launchers import ray
 from gpukeeper.acceptance.launchers.ray import RayLauncher, read_log
+from gpukeeper.clients import ray as rayjobs
+from gpukeeper.clients.ray import Pauses, RayNode, named_nodes
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.rayjobs import Pauses, RayNode, named_nodes
 from gpukeeper.wiring.ray import ray_launcher as open_ray
 from tests.unit.acceptance.launchers.ray_dashboard import FakeDashboard, a_node, ended, served
 
@@ -280,7 +280,7 @@ def test_what_cannot_be_selected_is_refused(dashboard: FakeDashboard, changes: d
 
 def test_nodes_of_one_address_are_told_apart_and_a_restarted_machine_keeps_its_name() -> None:
     def node(number: str, name: str, *, alive: bool = True) -> RayNode:
-        return RayNode(node_id=number * 56, ip="10.0.0.1", name=name, alive=alive)
+        return RayNode(node_id=number * 56, ip="10.0.0.1", name=name, state="ALIVE" if alive else "DEAD")
 
     assert list(named_nodes([node("a", "x"), node("b", "x"), node("c", "y")])) == ["x-aaaaaaaa", "x-bbbbbbbb", "y"]
     back = named_nodes([node("d", "x", alive=False), node("e", "x")])

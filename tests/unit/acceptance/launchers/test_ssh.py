@@ -26,10 +26,10 @@ from gpukeeper.acceptance.launchers.programs import host_checks
 from gpukeeper.acceptance.launchers.ssh import SshClient, SshLauncher, host_facts, unmet
 from gpukeeper.acceptance.launchers.story import RunArchive, stored_runs
 from gpukeeper.blocking import SystemClock
+from gpukeeper.clients.ssh import Host, HostError, Settings, read_hosts
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.ssh import Host, HostError, Settings, read_hosts
 from gpukeeper.wiring import launch_hosts
 from tests.patience import PATIENCE
 

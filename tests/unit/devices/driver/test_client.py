@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from gpukeeper import processes
 from gpukeeper.devices.driver import client as module
 from gpukeeper.devices.driver.client import DriverClient, query_once
 from gpukeeper.devices.driver.facts import DriverReply
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.processes import ABANDONED_MAX, Abandoned
 from tests.patience import PATIENCE, PATIENT
 from tests.unit.devices.driver.programs import answering, program
 
@@ -79,21 +81,21 @@ def test_the_first_answer_of_a_program_may_take_longer() -> None:
 
 
 @pytest.fixture
-def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Abandoned]:
     """Programs that SIGKILL does not end, as inside a kernel call that never returns."""
     kill = subprocess.Popen.kill
-    left: list[subprocess.Popen[bytes]] = []
+    left = Abandoned()
     monkeypatch.setattr(module, "_abandoned", left)
-    monkeypatch.setattr(module, "KILLED_WITHIN_S", 0.01)
+    monkeypatch.setattr(processes, "KILLED_WITHIN_S", 0.01)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)
     yield left
-    for one in left:
-        kill(one)
-        one.wait()
+    for child in left._left:
+        kill(child)
+        child.wait()
 
 
-def test_programs_that_cannot_be_killed_are_abandoned_and_bounded(unkillable: list[subprocess.Popen[bytes]]) -> None:
-    for number in range(module.ABANDONED_MAX):
+def test_programs_that_cannot_be_killed_are_abandoned_and_bounded(unkillable: Abandoned) -> None:
+    for number in range(ABANDONED_MAX):
         assert "did not answer" in why(query_once("inventory", timedelta(milliseconds=50), program(HANGS)))
         assert len(unkillable) == number + 1
     refused = why(query_once("inventory", PATIENT, answering(ANSWER)))
@@ -101,11 +103,11 @@ def test_programs_that_cannot_be_killed_are_abandoned_and_bounded(unkillable: li
         "the process that queries the NVIDIA driver could not be started: "
         "4 earlier ones hang in the driver and cannot be killed"
     )
-    assert len(unkillable) == module.ABANDONED_MAX
-    os.kill(unkillable[0].pid, 9)  # the driver came back
-    unkillable[0].wait()
+    assert len(unkillable) == ABANDONED_MAX
+    os.kill(unkillable._left[0].pid, 9)  # the driver came back
+    unkillable._left[0].wait()
     assert isinstance(query_once("inventory", PATIENT, answering(ANSWER)), DriverReply)
-    assert len(unkillable) == module.ABANDONED_MAX - 1
+    assert len(unkillable) == ABANDONED_MAX - 1
 
 
 # A program killed in the middle.

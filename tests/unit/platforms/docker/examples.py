@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from gpukeeper.clients.docker import Inspected
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.platforms.docker.owners import Ownership
 from gpukeeper.platforms.docker.translate import ContainerFacts, GpuRequest, PlaceAndTime
-from gpukeeper.platforms.docker.wire import Inspected
 
 RECORDED = Path(__file__).parent / "recorded"
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from gpukeeper.platforms.docker.connect import Engine
+from gpukeeper.clients.docker import Engine
 from tests.patience import PATIENT
 
 T = TypeVar("T")

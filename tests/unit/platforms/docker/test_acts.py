@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from gpukeeper.clients.docker import CacheEntry, ImageSummary, Inspected
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused, Unseen
 from gpukeeper.model.errors import PlatformError
@@ -22,7 +23,6 @@ from gpukeeper.platforms.docker.acts import ContainerActions
 from gpukeeper.platforms.docker.leftovers import Leftovers
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import cache_subject, container_subject, image_subject
-from gpukeeper.platforms.docker.wire import CacheEntry, ImageSummary, Inspected
 from tests.unit.platforms.docker.examples import AT, ID, NOW, StillClock, decoded, ended, facts, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, served
 

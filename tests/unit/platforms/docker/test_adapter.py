@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.docker import Engine
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import adapter
 from gpukeeper.platforms.docker.adapter import DockerPlatform
-from gpukeeper.platforms.docker.connect import Engine
 from tests.patience import PATIENCE
 from tests.unit.platforms.docker.examples import ID, NOW, OTHER_ID, WHOLE, StillClock, container, ended, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, served

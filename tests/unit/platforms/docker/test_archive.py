@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpukeeper.clients.docker import PathChange
 from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker import capture
@@ -25,7 +26,6 @@ from gpukeeper.platforms.docker.capture import (
     restart_policy,
 )
 from gpukeeper.platforms.docker.translate import container_subject
-from gpukeeper.platforms.docker.wire import PathChange
 from tests.unit.platforms.docker.examples import (
     AT,
     DOCKER,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from gpukeeper.clients.docker import EngineEvent, Volume
 from gpukeeper.model.decision import Accepted, Changed, Refused
 from gpukeeper.model.policy import Networks, Policy, Volumes
 from gpukeeper.model.subject import Gone, Ref, State, Subject
@@ -17,7 +18,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.leftovers import Attachments
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import container_subject, volume_ref, volume_subject
-from gpukeeper.platforms.docker.wire import EngineEvent, Volume
 from tests.unit.platforms.docker.examples import AT, ID, decoded, facts, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, event, served
 

@@ -12,10 +12,9 @@ from typing import TypeVar
 
 import pytest
 
+from gpukeeper.clients import docker as connect
+from gpukeeper.clients.docker import Engine, EngineError, EngineEvent, EngineSilent, Info, cannot_connect, find, part
 from gpukeeper.model.errors import UsageError
-from gpukeeper.platforms.docker import connect
-from gpukeeper.platforms.docker.connect import Engine, EngineError, EngineSilent, cannot_connect, find, part
-from gpukeeper.platforms.docker.wire import EngineEvent, Info
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, event, served
 

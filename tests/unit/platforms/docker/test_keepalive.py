@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.docker import Engine
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot, has_keepalive
 from gpukeeper.platforms.docker.owners import UserDirectory
 from gpukeeper.platforms.docker.records import Records

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from gpukeeper.platforms.docker.connect import EngineSilent, read_list
-from gpukeeper.platforms.docker.wire import ContainerSummary, ImageSummary
+from gpukeeper.clients.docker import ContainerSummary, EngineSilent, ImageSummary, read_list
 
 GOOD = {"Id": "a" * 64, "Names": ["/eval"], "Labels": {"a": "b"}}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.docker import Inspected
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.acts import is_another_engines, proof_of_orphan
-from gpukeeper.platforms.docker.wire import Inspected
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, container, ended
 
 HOLDER = Holder(pid=77, starttime=1, uid=1001, comm="python", stopped=False, minors=(0,), container=ID)

@@ -11,10 +11,9 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from gpukeeper.clients.docker import AT_ONCE, EngineError, EngineEvent, EngineSilent
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import AT_ONCE, EngineError, EngineSilent
 from gpukeeper.platforms.docker.records import REMEMBERED, Records
-from gpukeeper.platforms.docker.wire import EngineEvent
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, container, ended, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, event, served
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from gpukeeper.clients.docker import Engine, Inspected
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.ports import StorageBytes
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.docker.leftovers import Leftovers, LogWatch, log_size, read_storage
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.wire import Inspected
 from tests.unit.platforms.docker.examples import decoded, ended, told
 from tests.unit.platforms.docker.fake_engine import FakeEngine, served
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpukeeper.clients.docker import Engine, EngineEvent, ImageSummary, when
 from gpukeeper.model.subject import Outcome, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.docker.owners import Ownership
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import (
@@ -28,7 +28,6 @@ from gpukeeper.platforms.docker.translate import (
     state_of,
     version,
 )
-from gpukeeper.platforms.docker.wire import EngineEvent, ImageSummary, when
 from tests.unit.platforms.docker.examples import AT, ID, container, docker, ended, facts, podman, recorded
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker.wire import (
+from gpukeeper.clients.docker import (
     ContainerSummary,
     DiskUsage,
     EngineEvent,
@@ -21,6 +20,7 @@ from gpukeeper.platforms.docker.wire import (
     PathChange,
     when,
 )
+from gpukeeper.model.unknown import Unknown
 from tests.unit.platforms.docker.examples import DOCKER, PODMAN, decoded, recorded
 
 

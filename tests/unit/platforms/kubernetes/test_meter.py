@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukeeper.devices.prometheus import SeriesSelector, TimeSeries
+from gpukeeper.clients.prometheus import SeriesSelector, TimeSeries
 from gpukeeper.ledger.database import open_for_writing
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.lifecycle.activity import Use, UseAssessment, assess_use

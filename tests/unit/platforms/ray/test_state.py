@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 import pytest
 
+from gpukeeper.clients.ray import StateApi, read_token
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.busy import ClusterState, busy
 from gpukeeper.platforms.ray.state import Dashboard as FoundDashboard
-from gpukeeper.platforms.ray.state import DashboardQueries, StateApi, addresses, read_token, why_out_of_reach
+from gpukeeper.platforms.ray.state import DashboardQueries, addresses, answers_of, why_out_of_reach
 from tests.patience import PATIENT
 from tests.unit.platforms.ray.nodes_here import as_raylet, process
 
@@ -115,7 +117,7 @@ def dashboard() -> Iterator[Dashboard]:
 
 
 def answers(dashboard: Dashboard) -> ClusterState:
-    return asyncio.run(StateApi(dashboard.url, dashboard.token, deadline=PATIENT).answers(SESSION))
+    return asyncio.run(answers_of(StateApi(dashboard.url, dashboard.token, deadline=PATIENT), SESSION))
 
 
 def found(dashboard: Dashboard) -> str | Unknown | None:
@@ -161,6 +163,19 @@ def test_a_list_that_is_cut_off_is_requested_by_state(dashboard: Dashboard) -> N
     dashboard.rows["workers"].append(worker("09000000", alive=True))
     dashboard.rows["jobs"] = [job("RUNNING", "09000000")]
     assert found(dashboard) == "driver of job 09000000 is alive"
+
+
+def test_rows_with_resources_are_also_joined_once(dashboard: Dashboard) -> None:
+    class Held(msgspec.Struct, frozen=True):
+        actor_id: str
+        required_resources: dict[str, float]
+
+    dashboard.most = 3
+    rows = [actor(number, "ALIVE") | {"required_resources": {"GPU": 1.0}} for number in range(2)]
+    dashboard.rows["actors"] = [rows[0], *(actor(number, "DEAD") for number in range(5, 9)), rows[1]]
+    said = asyncio.run(StateApi(dashboard.url, None, deadline=PATIENT).rows("actors", Held))
+    assert not isinstance(said, Unknown)
+    assert said == tuple(Held(row["actor_id"], {"GPU": 1.0}) for row in rows)
 
 
 def test_a_list_that_stays_cut_off_is_unknown(dashboard: Dashboard) -> None:
@@ -231,7 +246,7 @@ def test_what_is_no_answer_is_unknown_and_gives_the_reason(status: int, body: by
         return (200, version) if path == "/api/version" else (status, body)
 
     with served(answer) as url:
-        said = asyncio.run(StateApi(url, deadline=PATIENT).answers(SESSION))
+        said = asyncio.run(answers_of(StateApi(url, deadline=PATIENT), SESSION))
     for part in (said.nodes, said.workers, said.actors, said.tasks, said.groups, said.jobs):
         assert isinstance(part, Unknown)
         assert words in part.why
@@ -281,7 +296,7 @@ def test_only_the_address_of_the_policy_gets_the_token(dashboard: Dashboard) -> 
     assert dashboard.logins == [None]
     found = found_dashboard(SESSION, [], setting=dashboard.url, token="secret")
     assert isinstance(found, FoundDashboard)
-    assert busy(NODE, asyncio.run(found.api.answers(SESSION))) is None
+    assert busy(NODE, asyncio.run(answers_of(found.api, SESSION))) is None
     assert "refused" in str(found_dashboard(SESSION, [], setting=dashboard.url, token="wrong"))
 
 

@@ -1,5 +1,6 @@
-"""Processes of our own Python: nothing that lies in the current directory runs in them, and nothing that a variable
-names, unless it leads to what their parent has found by it."""
+"""Child processes: what ends with them, and what is kept of their words. Those of our own Python: nothing that lies in
+the current directory runs in them, and nothing that a variable names, unless it leads to what their parent has found by
+it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import base64
 import json
 import os
 import py_compile
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -20,13 +23,13 @@ from typing import Any
 import pytest
 
 import gpukeeper
-from gpukeeper import rayjobs
-from gpukeeper.child_python import environment
+from gpukeeper.clients import ray as rayjobs
 from gpukeeper.devices.driver.client import CHILD, query_once
 from gpukeeper.disk import worker_pool
 from gpukeeper.interfaces.daemon import web
 from gpukeeper.interfaces.link import Welcome, new_revocations
 from gpukeeper.notify import apprise, apprise_child
+from gpukeeper.processes import KEPT, Tail, environment, last_line, read_at_most, running
 from gpukeeper.wiring import demo_backtest
 from tests.patience import PATIENCE, PATIENT
 
@@ -222,7 +225,7 @@ def test_a_single_directory_is_passed_on_if_it_is_absolute(name: str) -> None:
     ],
 )
 def test_what_a_process_ignores_its_children_ignore(option: str, expected: dict[str, str]) -> None:
-    ask = "import json; from gpukeeper.child_python import environment; print(json.dumps(environment()))"
+    ask = "import json; from gpukeeper.processes import environment; print(json.dumps(environment()))"
     environ = {"PYTHONPATH": "/opt/a", "PYTHONUTF8": "1"}
     printed = subprocess.check_output([sys.executable, option, "-c", ask], env=environ, timeout=PATIENCE)
     found = json.loads(printed)
@@ -243,3 +246,82 @@ def test_nor_does_the_driver_of_a_ray_job(hostile: Path) -> None:
     given = json.dumps({"metadata": {rayjobs.PROGRAM: program}})
     assert "json" in run_in(hostile, ["sh", "-c", command], RAY_JOB_CONFIG_JSON_ENV_VAR=given)
     assert not (hostile / "taken over").exists()
+
+
+# How they end, and what is kept of their words.
+
+FAMILY = "import os, time; child = os.fork(); print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_program_ends_with_its_block_and_so_does_its_group(*, alone: bool) -> None:
+    async def story() -> list[int]:
+        pipe, command = asyncio.subprocess.PIPE, (sys.executable, "-I", "-c", FAMILY)
+        async with running(*command, alone=alone, stdout=pipe) as child:
+            assert child.stdout is not None
+            begun = [os.pidfd_open(int(await child.stdout.readline())) for _ in range(2)]
+            assert (os.getpgid(child.pid) == child.pid) is not alone
+            if alone:
+                for fd in begun:  # its child is no concern of the block, and must not outlive the test
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return begun
+
+    for fd in asyncio.run(story()):
+        assert select.select([fd], [], [], PATIENCE)[0], "it still runs"
+        os.close(fd)
+
+
+def test_a_program_whose_start_is_interrupted_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    create = asyncio.create_subprocess_exec
+
+    async def slow(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        child = await create(*command, **options)
+        begun.append(os.pidfd_open(child.pid))
+        await asyncio.sleep(0.1)
+        return child
+
+    async def story() -> None:
+        async with running(sys.executable, "-I", "-c", FAMILY, stdout=asyncio.subprocess.DEVNULL):
+            raise AssertionError("the start was interrupted")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(story(), 0.05))
+    assert select.select(begun, [], [], PATIENCE)[0], "it still runs"
+    os.close(begun[0])
+
+
+def fed(*parts: bytes) -> asyncio.StreamReader:
+    stream = asyncio.StreamReader()
+    for part in parts:
+        stream.feed_data(part)
+    stream.feed_eof()
+    return stream
+
+
+def test_of_much_output_the_end_is_kept() -> None:
+    async def story() -> bytes:
+        tail = Tail()
+        await tail.read(fed(*[b"x" * 200_000] * 5, b"no route to host\n"))
+        return tail.kept
+
+    kept = asyncio.run(story())
+    assert len(kept) == KEPT
+    assert kept.endswith(b"xno route to host\n")
+
+
+@pytest.mark.parametrize(("size", "read"), [(0, 0), (1000, 1000), (1001, 1001), (1_000_000, 64 * 1024)])
+def test_output_without_end_is_not_read_any_further(size: int, read: int) -> None:
+    async def story() -> bytes:
+        return await read_at_most(fed(b"x" * size), 1000)
+
+    assert len(asyncio.run(story())) == read
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [(b"", ""), (b"\n \n", ""), (b"a\n  why \n\n", "why"), (b"\xff\n", "\N{REPLACEMENT CHARACTER}")],
+)
+def test_the_last_line_with_words(output: bytes, line: str) -> None:
+    assert last_line(output) == line

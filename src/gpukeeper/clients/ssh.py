@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -20,6 +21,7 @@ import msgspec
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.words import in_words, size_in_words
+from gpukeeper.processes import Tail, read_at_most, running
 
 _HOST = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})@)?"
@@ -90,7 +92,6 @@ AT_ONCE = 32  # connections
 CONNECT = timedelta(seconds=10)
 REQUEST = timedelta(seconds=90)  # one request, with the connection; stopping a run takes up to 50 s
 REPLY_MAX = 80 * 1024 * 1024  # bytes
-WORDS_READ = 64 * 1024  # bytes of stderr that are kept
 WORDS_MAX = 300  # characters of an error message
 CHUNK = 256 * 1024  # bytes that are sent or read at once
 SSH_FAILED = 255  # exit code of the ssh program itself
@@ -244,42 +245,27 @@ def _parts(head: bytes, file: Path | None) -> Iterator[bytes]:
 
 
 async def _run(command: list[str], sent: Iterable[bytes], within: timedelta) -> tuple[int, bytes, bytes]:
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, limit=CHUNK)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    assert child.stderr is not None
-    try:
-        async with asyncio.timeout(within.total_seconds()):
-            out, err, _ = await asyncio.gather(
-                _reply(child, child.stdout), _last(child.stderr), _feed(child.stdin, sent)
-            )
-            await child.wait()
-    finally:
-        if child.returncode is None:
+    """Its exit code, its reply and the end of its stderr. What it leaves behind, such as a shared connection, stays."""
+    said = Tail()
+    async with (
+        running(*command, alone=True, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=CHUNK) as child,
+        asyncio.timeout(within.total_seconds()),
+    ):
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        out, _, _ = await asyncio.gather(_reply(child, child.stdout), said.read(child.stderr), _feed(child.stdin, sent))
+        await child.wait()
+    return child.returncode or 0, out, said.kept
+
+
+async def _reply(child: Process, stdout: asyncio.StreamReader) -> bytes:
+    """A host that sends more than REPLY_MAX is not listened to any further."""
+    found = await read_at_most(stdout, REPLY_MAX)
+    if len(found) > REPLY_MAX:
+        with suppress(ProcessLookupError):
             child.kill()
-            await child.wait()
-    return child.returncode or 0, out, err
-
-
-async def _reply(child: asyncio.subprocess.Process, stdout: asyncio.StreamReader) -> bytes:
-    """All of it. A host that sends more than REPLY_MAX is not listened to any further."""
-    found = bytearray()
-    while part := await stdout.read(CHUNK):
-        found += part
-        if len(found) > REPLY_MAX:
-            with suppress(ProcessLookupError):
-                child.kill()
-            break
-    return bytes(found)
-
-
-async def _last(stderr: asyncio.StreamReader) -> bytes:
-    """Its last words, however much there is."""
-    kept = b""
-    while part := await stderr.read(CHUNK):
-        kept = (kept + part)[-WORDS_READ:]
-    return kept
+    return found
 
 
 async def _feed(stdin: asyncio.StreamWriter, sent: Iterable[bytes]) -> None:

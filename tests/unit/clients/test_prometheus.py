@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gpukeeper.devices.prometheus import TOKEN, TOKEN_FILE, Prometheus, SeriesSelector, TimeSeries
+from gpukeeper.clients.prometheus import TOKEN, TOKEN_FILE, Prometheus, SeriesSelector, TimeSeries
 from gpukeeper.model.unknown import Unknown
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
