@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gpukeeper.devices.prometheus import ExportedGpu
 from gpukeeper.model.gpu import NOT_QUERIED
 from gpukeeper.model.unknown import Unknown, larger
 
+K = TypeVar("K", bound=Hashable)
 Export: TypeAlias = Mapping[tuple[str, int | None], ExportedGpu]
 
 BUSY_FROM, SLICE_BUSY_FROM = 5.0, 0.5  # percent; below is idle
@@ -56,7 +57,7 @@ class UsageJudge:
         self._layouts: dict[str, tuple[bool, frozenset[str]]] = {}
         self._energy: dict[str, Heartbeat] = {}
         self._exported_energy: dict[tuple[str, int | None], Heartbeat] = {}
-        self._all_idle = AllIdle()
+        self._all_idle = AllIdle[str]()
         self._alone: dict[str, bool] = {}  # no process was there at the last reading
         self._floor: dict[str, int] = {}  # least memory used without a process
 
@@ -207,14 +208,14 @@ class UsageJudge:
         return [msgspec.structs.replace(use, busy=doubt) if use.uuid in known else use for use in uses]
 
 
-class AllIdle:
+class AllIdle(Generic[K]):
     """All of a source idle at once look like a dead source; a single job that ends looks the same for a while."""
 
     def __init__(self) -> None:
-        self._busy: dict[Hashable, bool] = {}  # of every device, when last known
+        self._busy: dict[K, bool] = {}  # of every device, when last known
         self._until = -math.inf
 
-    def doubts(self, known: Mapping[Hashable, bool], at: float) -> bool:
+    def doubts(self, known: Mapping[K, bool], at: float) -> bool:
         """Whether `known`, which devices are busy, is doubted. `at`: seconds; the times of calls increase."""
         if any(known.values()):
             self._until = -math.inf
@@ -223,7 +224,7 @@ class AllIdle:
         self._busy.update(known)
         return at < self._until
 
-    def forget(self, device: Hashable) -> None:
+    def forget(self, device: K) -> None:
         self._busy.pop(device, None)
 
 

@@ -147,6 +147,10 @@ class Platform(Protocol):
         ...
 
 
+def place_name(platform: Platform) -> str:
+    return f"{platform.name}/{platform.place}"
+
+
 def key_of(platform: Platform) -> PlaceKey:
     """The key of everything that is stored for a place."""
     return platform.name, platform.place

@@ -12,6 +12,7 @@ import msgspec
 from gpukeeper.model.series import Series
 from gpukeeper.model.subject import EMPTY, Hold, Memory, Seen, Subject
 from gpukeeper.model.unknown import Unknown, direct
+from gpukeeper.model.words import in_words
 
 
 @direct
@@ -107,6 +108,10 @@ class Unseen(msgspec.Struct, frozen=True):
 
     what: str
     why: str
+
+
+def too_slow(what: str, deadline: timedelta) -> Unseen:
+    return Unseen(what, f"did not answer within {in_words(deadline)}")
 
 
 class Snapshot(msgspec.Struct, frozen=True):

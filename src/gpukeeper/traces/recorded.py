@@ -38,9 +38,10 @@ from gpukeeper.model.event import (
     WarningSent,
 )
 from gpukeeper.model.fold import remember
+from gpukeeper.model.reading import EPOCH
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, BadRow, MadePasses, RecordedRun, RecordedSeries, Signal
-from gpukeeper.model.subject import EMPTY, Hold, Memory, PlaceKey, Ref, State
-from gpukeeper.traces.spool import EPOCH, BadRows, unique
+from gpukeeper.model.subject import EMPTY, LIVE, OVER, Hold, Memory, PlaceKey, Ref
+from gpukeeper.traces.spool import BadRows, unique
 
 _LINES = (
     "SELECT seq, line FROM journal WHERE key = ? AND seq <= ? "
@@ -48,8 +49,6 @@ _LINES = (
 )
 _PASSES = "SELECT seq, line FROM journal WHERE type IN ('pass', 'intent') AND seq <= ?"
 _REPLAYED = (idle.NAME, max_runtime.NAME)
-_LIVE = (State.RUNNING, State.PAUSED)
-_OVER = (State.ENDED, State.SUSPENDED)
 
 
 class _Life(msgspec.Struct):
@@ -262,7 +261,7 @@ def _made(lines: list[Passed], others: Mapping[int, int]) -> MadePasses:
 
 def _lives(lines: Sequence[Event], memory: Memory) -> list[_Life]:
     found: list[_Life] = []
-    if memory.started is not None and memory.state in {str(state) for state in _LIVE}:
+    if memory.started is not None and memory.state in {str(state) for state in LIVE}:
         found.append(_Life(memory.incarnation, memory.started, class_=memory.class_))
     for line in lines:
         match line:
@@ -281,13 +280,13 @@ def _lives(lines: Sequence[Event], memory: Memory) -> list[_Life]:
 
 def _notice(found: list[_Life], line: Noticed) -> None:
     same = bool(found) and found[-1].incarnation == line.incarnation
-    if line.state in _OVER:
+    if line.state in OVER:
         if same and (found[-1].ended is None or line.ended is not None):
             found[-1].ended = line.ended or line.at
         elif not same and line.started is not None and line.ended is not None:
             _end_before(found, line)  # it started and ended between two passes
             found.append(_Life(line.incarnation, line.started, line.ended, line.owner, line.class_ or ""))
-    elif line.state in _LIVE:
+    elif line.state in LIVE:
         if not same:
             _end_before(found, line)
             found.append(_Life(line.incarnation, line.started or line.at))

@@ -14,7 +14,7 @@ import weakref
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -22,12 +22,12 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.reading import EPOCH
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, BadRow, MadePasses, RecordedRun, RecordedSeries, Signal
 from gpukeeper.model.subject import PlaceKey
 
 CHUNK = 500_000  # points in memory before they are written
 BAD_KEPT = 100
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _TABLE = "CREATE TABLE chunks (series INTEGER NOT NULL, minutes BLOB NOT NULL, points BLOB NOT NULL)"
 

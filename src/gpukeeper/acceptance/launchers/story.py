@@ -21,6 +21,7 @@ import msgspec
 from gpukeeper.acceptance.fleet.collect import FRAME_MARK, Collected, FrameReader, RunReport, read_sent, run_report
 from gpukeeper.acceptance.fleet.launcher import (
     LOST,
+    RUN_ID,
     Launcher,
     NodeStatus,
     Phase,
@@ -43,7 +44,6 @@ from gpukeeper.model.unknown import Unknown
 
 DESCRIPTION, FLEET, PAGE, NODES_CSV, GPUS_CSV = "run.json", "fleet.json", "fleet.html", "nodes.csv", "gpus.csv"
 LOG, LOG_MAX = "log.txt", 256 << 10
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunArchive:
     def __init__(self, reports: Path, run: str) -> None:
-        if not _RUN.fullmatch(run):
+        if not RUN_ID.fullmatch(run):
             raise UsageError(f"{run!r} is not a run id. To list runs: gpukeeper accept list")
         self.path = reports / run
         self.nodes = ReportFolder(self.path / "nodes")

@@ -24,8 +24,8 @@ from gpukeeper.interfaces.daemon.fleet_queries import FleetQueries, FleetReader,
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS
 from gpukeeper.interfaces.daemon.requests import (
     ANONYMOUS,
+    LOG_IN,
     LOGIN_VERBS,
-    NOT_LOGGED_IN,
     Identity,
     WebLogins,
     answer_login,
@@ -51,7 +51,6 @@ from gpukeeper.views.live import MachineView, difference
 
 SOONEST = 0.5  # seconds between two rounds of changes
 AT_LEAST = 10.0  # seconds: so often ages are checked though nothing changed
-LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
 
 
 class FleetWeb:

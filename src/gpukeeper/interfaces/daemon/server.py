@@ -25,11 +25,11 @@ from typing import Protocol
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.devices.holders import user_name
 from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.ledger.files import LONGEST_SOCKET_PATH, ROOT_SOCKET, why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
-from gpukeeper.platforms.host.connect import user_name
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from gpukeeper.engine.view import refresh
 from gpukeeper.interfaces.daemon.queries import VERBS, PresentView, Queries
 from gpukeeper.interfaces.daemon.requests import (
     ANONYMOUS,
+    LOG_IN,
     LOGIN_VERBS,
-    NOT_LOGGED_IN,
     Identity,
     WebLogins,
     answer_login,
@@ -425,7 +425,7 @@ class WebProcess:
         if request.verb in ("whoami", "redeem"):  # short, and before a login: others must not be able to delay them
             return who, await self._answer_login(who, request)
         if not who.name and not self.settings.anonymous:
-            return who, _LOG_IN
+            return who, LOG_IN
         if request.verb in LOGIN_VERBS:
             return who, await self._answer_login(who, request)
         if request.verb == "metrics":
@@ -435,7 +435,7 @@ class WebProcess:
             async with self._turn(self._reads, who):
                 return who, await self._queries.answer(who.reader, request)
         if not who.name:
-            return who, _LOG_IN
+            return who, LOG_IN
         async with self._turn(self._limiter, who):
             keeper = with_origin(session.keeper, who.name, who.via)
             reply = await fulfil(keeper, session.book, who.name, request, uid=who.uid)
@@ -455,4 +455,3 @@ class WebProcess:
 
 
 READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
-_LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)

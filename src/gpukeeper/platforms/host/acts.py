@@ -23,9 +23,9 @@ from pathlib import Path, PurePosixPath
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, trash
 from gpukeeper.disk.erase import TreeDeleter
-from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, finish, remove
+from gpukeeper.disk.remove import UNDER_WAY, ExpectedTree, TreeRemoval, finish, remove
 from gpukeeper.disk.walk import Identity
-from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
+from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused, too_slow
 from gpukeeper.model.subject import Category, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
@@ -38,7 +38,6 @@ from gpukeeper.platforms.host.connect import (
     Timeouts,
     not_all_removed,
     opened,
-    too_slow,
     unreadable,
 )
 from gpukeeper.platforms.host.directories import TreeScope, spellings
@@ -48,7 +47,6 @@ from gpukeeper.platforms.host.trees import Mentioned, mentioned_below
 UNFINISHED = Refused(
     "an interrupted removal has moved it to the trash; the next pass finishes that, and nothing was done"
 )
-UNDER_WAY = Refused("an earlier removal of it hangs, perhaps because the disk does not answer; nothing more was done")
 
 
 class TreeRemover:

@@ -23,6 +23,7 @@ from gpukeeper.devices.counters import Counters, read_process
 from gpukeeper.devices.driver.client import inventory as read_inventory
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.gpus import Occupied, occupied
+from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.mounts import identified
@@ -38,6 +39,7 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
     Unseen,
+    too_slow,
 )
 from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.ports import Clock
@@ -55,9 +57,7 @@ from gpukeeper.platforms.host.connect import (
     Scan,
     Timeouts,
     nothing_needed,
-    too_slow,
     unreadable,
-    user_name,
 )
 from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.roots import Disks, roots_of

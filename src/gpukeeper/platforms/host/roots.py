@@ -23,6 +23,7 @@ from gpukeeper.disk.measure import printable
 from gpukeeper.disk.mounts import Usage, real_path_of, silent_mount, usage
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import TrashedTree
+from gpukeeper.model.decision import too_slow
 from gpukeeper.model.policy import Reports, Temporary
 from gpukeeper.model.subject import Disk, Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
@@ -35,7 +36,6 @@ from gpukeeper.platforms.host.connect import (
     Timeouts,
     opened,
     resolved_path,
-    too_slow,
     unreadable,
 )
 

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.devices.holders import Holder
+from gpukeeper.devices.holders import FIRST_PERSON_UID, Holder
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import TreeMeasurement, printable
+from gpukeeper.disk.measure import TreeMeasurement, printable, tree_uid
 from gpukeeper.disk.mounts import Usage
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.gpu import OF_A_SESSION
@@ -20,7 +20,6 @@ from gpukeeper.model.unknown import Unknown, is_known
 
 PLATFORM = "host"
 GPU, SLICE, PROCESS, TREE, REPORT, DISK = "gpu", "slice", "process", "tree", "report", "disk"
-FIRST_PERSON_UID = 1000  # lower uids are system users, among them the driver's services
 SETTLED = timedelta(seconds=60)  # younger processes may end by themselves before they are reported
 NOT_MEASURED = "not measured"
 HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
@@ -98,17 +97,13 @@ def is_bare(holder: Holder, started: datetime, now: datetime) -> bool:
     return not in_container and persons and now - started > SETTLED
 
 
-def process_uid(holder: Holder) -> str:
-    return f"{holder.pid}@{holder.starttime}"
-
-
 def process_subject(
     holder: Holder, devices: tuple[str, ...] | Unknown, owner: str, started: datetime, boot: str, at: PlaceAndTime
 ) -> Subject:
     state = State.PAUSED if holder.stopped else State.RUNNING
     name = f"{printable(holder.comm)}-{holder.pid}"
     return Subject(
-        seen=at.seen(PROCESS, name, process_uid(holder), f"{boot}:{holder.starttime}", state),
+        seen=at.seen(PROCESS, name, holder.identity, f"{boot}:{holder.starttime}", state),
         state=state,
         owner=owner,
         class_=holder.container if isinstance(holder.container, Unknown) else "bare",
@@ -157,10 +152,6 @@ def _nodes(holder: Holder) -> str:
 
 def fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def tree_uid(device: int, inode: int) -> str:
-    return f"{device}:{inode}"
 
 
 class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -238,7 +238,7 @@ def _by_minute(points: Sequence[Point]) -> dict[int, list[Value]]:
 
 
 def _doubt_all_at_once(by_device: Mapping[Device, dict[int, Value]], first: int, last: int) -> None:
-    all_idle = AllIdle()
+    all_idle = AllIdle[Device]()
     for minute in range(first, last + 1):
         known = {
             device: is_busy(value, device[1] is not None)

@@ -18,6 +18,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.remove import UNDER_WAY
 from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -30,6 +31,7 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
     Unseen,
+    too_slow,
 )
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.policy import PlaceScope, Policy
@@ -44,13 +46,11 @@ from gpukeeper.platforms.ray.nodes import GONE, Everyone, Node, NodeAccess, is_f
 from gpukeeper.platforms.ray.settings import (
     NODES_ARE_SHOWN,
     NOT_BROUGHT_BACK,
-    UNDER_WAY,
     Containers,
     Counted,
     Timeouts,
     no_containers,
     settings_of,
-    too_slow,
 )
 from gpukeeper.platforms.ray.state import DashboardQueries
 from gpukeeper.platforms.ray.survey import DiscoveredNodes, Discovery, NodeSurvey

@@ -10,7 +10,7 @@ import msgspec
 
 from gpukeeper.disk import access_times
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import TreeMeasurement, printable
+from gpukeeper.disk.measure import TreeMeasurement, printable, tree_uid
 from gpukeeper.model.subject import Category, Disk, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.model.words import size_in_words
@@ -74,10 +74,6 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
-
-
-def tree_uid(device: int, inode: int) -> str:
-    return f"{device}:{inode}"
 
 
 def logs_uid(device: int, inode: int) -> str:

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from gpukeeper.devices.counters import NO_TERMINAL
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
@@ -36,7 +37,6 @@ PAGE = 200
 HINTS_EVERY = 120.0  # seconds
 MUTE_EVERY = 40  # minutes
 BUSY_CPU = 40.0
-NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 NOT_IN_USE: Mapping[Signal, float | Unknown] = {
     Signal.CPU: 0.0,
     Signal.NETWORK: 0.0,
