@@ -119,10 +119,9 @@ class TlsPair(msgspec.Struct, frozen=True, tag="tls"):
         return "TlsPair()"  # the key must not get into a log
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
-    """The first frame. `key`: signs cookies."""
+class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`version`: of gpukeeper. `key`: signs cookies."""
 
-    machine: str
     version: str
     key: bytes
     anonymous: bool  # reading needs no login
@@ -130,6 +129,12 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     demo: Demo | None = None
     fleet: bool = False  # of many machines, over their copy
     site: SiteSettings = SiteSettings()
+
+
+class Welcome(SourceSettings, frozen=True, kw_only=True, tag="welcome"):
+    """The first frame."""
+
+    machine: str
     account: Account | None = None
     tls: TlsPair | None = None
 
