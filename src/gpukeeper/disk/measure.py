@@ -57,6 +57,9 @@ class MeasureLimits(msgspec.Struct, frozen=True):
     depth: int = 20_000
 
 
+KEEP = ".keep"  # such a file at the top of a tree keeps it
+
+
 def tree_uid(device: int, inode: int) -> str:
     return f"{device}:{inode}"
 
@@ -86,6 +89,14 @@ class TreeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     content: datetime | Unknown = Unknown("not measured")  # newest modification or change, without the top's own change
     # expected from removing it: nothing of files that have a link elsewhere
     back: int | Unknown = Unknown("not measured")
+
+    @property
+    def tree_uid(self) -> str:
+        return tree_uid(self.device, self.inode)
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.inode}:{'not measured' if isinstance(self.ctime_ns, Unknown) else self.ctime_ns}"
 
 
 def measure(

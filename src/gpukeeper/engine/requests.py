@@ -84,6 +84,10 @@ class DataReply(Reply, frozen=True, kw_only=True):
 
     body: msgspec.Raw = msgspec.Raw(b"null")
 
+    @classmethod
+    def of(cls, body: object) -> DataReply:
+        return cls(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))
+
 
 async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request, *, uid: int | None = None) -> Reply:
     """Perform the request, with the rights of `who`, whose uid comes from the kernel. Every refusal is a sentence."""

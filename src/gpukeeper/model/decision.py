@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -232,6 +232,9 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     """The platform refused, and a retry will not help: missing permission, protected."""
 
     why: str
+
+
+ActResult: TypeAlias = Accepted | Changed | Refused | Unknown
 
 
 class Evidence(msgspec.Struct, frozen=True):

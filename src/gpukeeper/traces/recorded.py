@@ -39,7 +39,16 @@ from gpukeeper.model.event import (
 )
 from gpukeeper.model.fold import remember
 from gpukeeper.model.reading import EPOCH
-from gpukeeper.model.series import MINUTE, NOT_MEASURED, BadRow, MadePasses, RecordedRun, RecordedSeries, Signal
+from gpukeeper.model.series import (
+    MINUTE,
+    NOT_MEASURED,
+    BadRow,
+    MadePasses,
+    RecordedRun,
+    RecordedSeries,
+    Signal,
+    moment_of,
+)
 from gpukeeper.model.subject import EMPTY, LIVE, OVER, Hold, Memory, PlaceKey, Ref
 from gpukeeper.traces.spool import BadRows, unique
 
@@ -89,11 +98,11 @@ class RecordedTrace:
 
     @property
     def begin(self) -> datetime:
-        return _at(self._edges.first)
+        return moment_of(self._edges.first)
 
     @property
     def end(self) -> datetime:
-        return _at(self._edges.last + 1)
+        return moment_of(self._edges.last + 1)
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -209,7 +218,7 @@ class RecordedTrace:
         if c.execute("SELECT 1 FROM journal WHERE key = ? AND type = 'decision'", (key,)).fetchone() is not None:
             return []
         known = [first for one in series if (first := first_minute(c, one)) is not None]
-        return [_Life("", _at(min(known)))] if known else []
+        return [_Life("", moment_of(min(known)))] if known else []
 
     def _series(
         self, c: sqlite3.Connection, columns: Sequence[tuple[int, str, str, int]], life: _Life
@@ -225,7 +234,7 @@ class RecordedTrace:
                 if mean is not None:
                     minutes[minute - first] = mean
             self._rows += len(rows)
-            yield RecordedSeries(Signal(signal), device, _at(first), minutes, bool(part))
+            yield RecordedSeries(Signal(signal), device, moment_of(first), minutes, bool(part))
 
 
 def _edges(c: sqlite3.Connection) -> _Edges | None:
@@ -320,7 +329,3 @@ def _decoded_ref(stored: str) -> Ref | None:
         return reading.decode(stored, Ref)
     except msgspec.MsgspecError:
         return None
-
-
-def _at(minute: int) -> datetime:
-    return EPOCH + minute * MINUTE

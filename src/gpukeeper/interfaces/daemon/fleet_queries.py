@@ -163,7 +163,7 @@ class FleetQueries:
     async def answer(self, who: FleetReader, machine: str, request: Request) -> Reply:
         """Every refusal is a sentence."""
         try:
-            return _reply(await self._answer(who, machine, request))
+            return DataReply.of(await self._answer(who, machine, request))
         except OverflowError:
             return Reply(done=False, words="the time span is too long", exit_code=UsageError.exit_code)
         except CopyUnavailable as problem:
@@ -287,10 +287,6 @@ class FleetQueries:
             "Budget, channels, stopped passes and disk are not in the copy of the fleet. "
             f"On {machine}: gpukeeper doctor. The copy has its ledger up to line {found.lines}, {newest}."
         )
-
-
-def _reply(body: object) -> DataReply:
-    return DataReply(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))
 
 
 POLL = 2.0  # seconds between two looks if no reply is announced

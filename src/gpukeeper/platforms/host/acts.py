@@ -20,18 +20,17 @@ from copy import copy
 from itertools import starmap
 from pathlib import Path, PurePosixPath
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.disk import kernel, measure, trash
 from gpukeeper.disk.erase import TreeDeleter
 from gpukeeper.disk.remove import UNDER_WAY, ExpectedTree, TreeRemoval, finish, remove
 from gpukeeper.disk.walk import Identity
-from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused, too_slow
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, Refused, too_slow
 from gpukeeper.model.subject import Category, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
 from gpukeeper.platforms.host import roots, translate
 from gpukeeper.platforms.host.connect import (
-    A_MOMENT,
     CANNOT_MEASURE,
     ForeignLink,
     Scan,
@@ -54,9 +53,7 @@ class TreeRemover:
         self._scan, self._timeouts, self._mentioned = scan, timeouts, mentioned
         self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
 
-    async def remove(
-        self, fresh: Subject, named: TreeScope, uid: int | None = None
-    ) -> Accepted | Changed | Refused | Unknown:
+    async def remove(self, fresh: Subject, named: TreeScope, uid: int | None = None) -> ActResult:
         """`uid`: of the user who requests it, if not an admin."""
         identity, change = translate.two_numbers(fresh.ref.uid, ":"), translate.change_of(fresh)
         if identity is None or change is None:

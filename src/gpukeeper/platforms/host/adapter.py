@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.devices import holders
 from gpukeeper.devices.counters import Counters, read_process
 from gpukeeper.devices.driver.client import inventory as read_inventory
@@ -31,7 +31,7 @@ from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
     Action,
-    Changed,
+    ActResult,
     Evidence,
     Guard,
     NothingToCapture,
@@ -48,7 +48,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import translate
 from gpukeeper.platforms.host.acts import REPORT_FILE, TreeRemover, restore_report, save_report
 from gpukeeper.platforms.host.connect import (
-    A_MOMENT,
     NO_COPY,
     PAGE,
     READ_ONLY,
@@ -306,7 +305,7 @@ class HostPlatform(Platform):
             return NothingToCapture("reports are not saved: the policy disables reports.archive")
         return await save_report(subject, self._trees.named, self._timeouts)
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
             return READ_ONLY
         return await self._removals.remove(fresh, self._trees.named, step.uid)

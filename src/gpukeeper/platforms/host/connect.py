@@ -31,7 +31,6 @@ Scan: TypeAlias = Callable[[], OpenFiles]
 # Directories that something will need when it starts, each with a clause that names it.
 Needed: TypeAlias = Callable[[], Awaitable[Mapping[str, str] | Unknown]]
 PAGE = 500  # subjects
-A_MOMENT = timedelta(seconds=5)  # extra time for work with its own deadline to report the timeout itself
 
 
 class Timeouts(msgspec.Struct, frozen=True):

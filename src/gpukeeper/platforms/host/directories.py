@@ -158,7 +158,7 @@ class MeasurementCache:
 
     def learn(self, measured: TreeMeasurement, now: datetime) -> None:
         if is_known(measured.size):
-            self._trees[tree_uid(measured.device, measured.inode)] = CachedMeasurement(measured, now)
+            self._trees[measured.tree_uid] = CachedMeasurement(measured, now)
 
     def learn_total(self, directory: RootDirectory, total: int, now: datetime) -> None:
         self._totals[directory.path] = (total, now)

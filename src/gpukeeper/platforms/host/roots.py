@@ -19,7 +19,7 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, mounts, trash
-from gpukeeper.disk.measure import printable
+from gpukeeper.disk.measure import KEEP, printable
 from gpukeeper.disk.mounts import Usage, real_path_of, silent_mount, usage
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import TrashedTree
@@ -39,7 +39,6 @@ from gpukeeper.platforms.host.connect import (
     unreadable,
 )
 
-KEEP = ".keep"  # such a file at the top of a tree keeps it
 ANY = ("*",)
 
 

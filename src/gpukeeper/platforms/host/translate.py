@@ -11,7 +11,7 @@ import msgspec
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import FIRST_PERSON_UID, Holder
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import TreeMeasurement, printable, tree_uid
+from gpukeeper.disk.measure import TreeMeasurement, printable
 from gpukeeper.disk.mounts import Usage
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.gpu import OF_A_SESSION
@@ -21,7 +21,6 @@ from gpukeeper.model.unknown import Unknown, is_known
 PLATFORM = "host"
 GPU, SLICE, PROCESS, TREE, REPORT, DISK = "gpu", "slice", "process", "tree", "report", "disk"
 SETTLED = timedelta(seconds=60)  # younger processes may end by themselves before they are reported
-NOT_MEASURED = "not measured"
 HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
 FILESYSTEM = Unknown("a disk neither begins nor ends", by_design=True)
 NOT_ON_DISK = Unknown("it is not on a disk", by_design=True)
@@ -171,12 +170,10 @@ class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tree_subject(tree: TreeFacts, measured: TreeMeasurement, at: PlaceAndTime) -> Subject:
-    newest_change = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
-    incarnation = f"{measured.inode}:{newest_change}"
-    uid = tree_uid(measured.device, measured.inode)
+    incarnation = measured.incarnation
     labels = {"root": tree.root} | ({"held_by": f"pid {tree.held_by}"} if tree.held_by else {})
     return Subject(
-        seen=at.seen(tree.kind, printable(tree.path), uid, incarnation, incarnation),
+        seen=at.seen(tree.kind, printable(tree.path), measured.tree_uid, incarnation, incarnation),
         shape=Shape.TREE,
         state=State.ENDED,
         owner=tree.owner,

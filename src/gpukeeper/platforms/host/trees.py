@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import access_times, measure, mounts, open_files
 from gpukeeper.disk.access_times import FileWatcher, LastUse, ReadRecording, Reads
@@ -32,7 +32,6 @@ from gpukeeper.model.subject import Category, Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import directories, roots, translate
 from gpukeeper.platforms.host.connect import (
-    A_MOMENT,
     NEVER_FROM_HERE,
     PAGE,
     Needed,

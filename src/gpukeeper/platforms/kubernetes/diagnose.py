@@ -36,11 +36,12 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     Kind,
     NoRuntime,
     RuntimeTtl,
+    Served,
     TreeNode,
     ago,
     cut,
 )
-from gpukeeper.platforms.kubernetes.owners import Served, climb, descendants
+from gpukeeper.platforms.kubernetes.owners import climb, descendants
 from gpukeeper.platforms.kubernetes.wire import Meta, Pod, Root, Spec, Wire, when
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ import msgspec
 
 from gpukeeper.devices.busy import STALE_AFTER, STEADY_MIB, AllIdle, is_busy
 from gpukeeper.devices.prometheus import DCGM_FIELDS, parse_export
+from gpukeeper.model.series import moment_of
 from gpukeeper.model.unknown import Unknown, larger
 
 Device: TypeAlias = tuple[str, int | None]  # uuid of the GPU; GPU instance of a slice
@@ -275,17 +276,9 @@ def _shared(traces: Sequence[Trace]) -> set[int]:
     return {minute for minute, who in sharers.items() if len(who) > 1 or any(replica for _pod, replica in who)}
 
 
-def minute_of(at: datetime) -> int:
-    return int(at.timestamp()) // MINUTE
-
-
-def begin_of(minute: int) -> datetime:
-    return datetime.fromtimestamp(minute * MINUTE, UTC)
-
-
 def whole(minute: int) -> tuple[datetime, datetime]:
     """The interval that a value of this minute covers, so that it is kept with this minute and not with the next."""
-    return begin_of(minute) - MOMENT, begin_of(minute + 1) - MOMENT
+    return moment_of(minute) - MOMENT, moment_of(minute + 1) - MOMENT
 
 
 SCRAPE_DEADLINE = timedelta(seconds=10)

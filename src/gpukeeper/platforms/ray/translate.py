@@ -17,7 +17,6 @@ from gpukeeper.model.words import size_in_words
 
 PLATFORM = "ray"
 NODE, DISK, SESSION, LOGS, TREE = "node", "disk", "session", "logs", "tree"
-NOT_MEASURED = "not measured"
 NOT_RECORDED = Unknown("the creation time of a tree is not recorded everywhere", by_design=True)
 LIVES = Unknown("a live session is not measured file by file", by_design=True)
 LONG_LOG = 10_000_000_000  # bytes
@@ -114,10 +113,9 @@ def tree_subject(
     users of this machine. `last_use`: None for what no process can read.
     """
     used = last_use or access_times.recorded(measured, at.now)
-    newest = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
     labels = {"node": at.node} | ({"root": root} if root else {}) | ({"kept_by": keeps} if keeps else {})
     return Subject(
-        seen=at.seen(kind, path, tree_uid(measured.device, measured.inode), f"{measured.inode}:{newest}"),
+        seen=at.seen(kind, path, measured.tree_uid, measured.incarnation),
         shape=Shape.TREE,
         state=State.ENDED,
         owner=owner,

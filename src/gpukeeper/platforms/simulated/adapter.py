@@ -16,6 +16,7 @@ from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
+    ActResult,
     Changed,
     Evidence,
     Guard,
@@ -157,7 +158,7 @@ class SimulatedPlatform(Platform):
         manifest = msgspec.json.encode({"subject": subject, "what": list(what)})
         return Evidence({"manifest.json": manifest, "log.txt": b"epoch 1 done\n"})
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         await self._call()
         world, faults, action = self._world, self._world.faults, step.decision.action
         thing = world.find(fresh.ref)
