@@ -24,8 +24,9 @@ from gpukeeper.views.live import Delta
 
 LARGEST = 256 * 1024 * 1024  # bytes of a frame from the daemon
 LARGEST_QUESTION = 256 * 1024  # from the web process
-# Exit codes of an answer: the copy of a fleet does not hold it; it cannot be read now; a bug. 1: it failed, try again.
-NOT_COPIED, NO_COPY, BUG = 14, 15, 16
+# Exit codes of an answer, never of a command: log in first; the copy of a fleet does not hold it; it cannot be read
+# now; a bug. 1: it failed, try again.
+NOT_LOGGED_IN, NOT_COPIED, NO_COPY, BUG = 13, 14, 15, 16
 PERSON = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")  # a name that a proxy may report
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 UNKNOWN_UID = -1

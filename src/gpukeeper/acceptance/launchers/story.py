@@ -22,6 +22,7 @@ from gpukeeper.acceptance.fleet.collect import FRAME_MARK, Collected, FrameReade
 from gpukeeper.acceptance.fleet.launcher import (
     LOST,
     RUN_ID,
+    STAYING,
     Launcher,
     NodeStatus,
     Phase,
@@ -177,7 +178,6 @@ ATTEMPTS = 3  # to read the output of a node that has ended; then its log counts
 SLACK_S = 60.0  # after the deadline: the engine ends what runs, and the ends are collected
 LOST_READS = 3  # a node that is lost is not waited for any longer; if it comes back meanwhile, its report counts
 GONE_READS = 2  # a run that the engine does not have is gone when a second read confirms it
-STAYS = frozenset({"daemonset", "statefulset"})  # forms whose programs stay after they have reported
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -343,7 +343,7 @@ class _Collecting:
     def _is_due(self, status: NodeStatus) -> bool:
         """Worth a request: 512 nodes that compute need not be asked for their output every five seconds."""
         if status.phase is Phase.RUNNING:
-            return bool(status.message) or self.found.spec.form in STAYS
+            return bool(status.message) or self.found.spec.form in STAYING
         return status.phase is not Phase.WAITING and self._attempts.get(status.node, 0) < ATTEMPTS
 
     async def _collect(self, status: NodeStatus) -> None:

@@ -382,10 +382,7 @@ def register(
     name: Annotated[
         str, typer.Argument(metavar="[NAME]", help="Serial number, UUID of a GPU or a machine, or node: each event.")
     ] = "",
-    report_dir: Annotated[
-        Path | None,
-        typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
-    ] = None,
+    report_dir: o.ReportDir = None,
     policy: o.PolicyFile = None,
     json: o.Json = False,
 ) -> None:

@@ -21,7 +21,7 @@ from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
 from gpukeeper.engine.view import refresh
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS, Queries
 from gpukeeper.interfaces.http_pages import Endpoint
-from gpukeeper.interfaces.link import PERSON, UNKNOWN_UID, Credentials
+from gpukeeper.interfaces.link import NOT_LOGGED_IN, PERSON, UNKNOWN_UID, Credentials
 from gpukeeper.ledger.logins import LINK_LASTS, Login, LoginKind, Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Rulebook
@@ -32,7 +32,6 @@ from gpukeeper.wiring.session import Session
 
 LOGIN_VERBS = ("whoami", "redeem", "logout", "login", "token", "logins", "revoke")
 ON_THE_MACHINE = ("login", "token")  # a stolen session must not make itself last
-NOT_LOGGED_IN = 13  # exit code of a reply, never of a command
 LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
 TOKEN_LASTS, TOKEN_LASTS_MAX = timedelta(days=90), timedelta(days=366)
 NAMES = timedelta(seconds=5)

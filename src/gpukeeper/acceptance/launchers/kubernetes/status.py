@@ -14,7 +14,7 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.launcher import LOST, NodeStatus, Phase, RunSpec, Target
+from gpukeeper.acceptance.fleet.launcher import LOST, STAYING, NodeStatus, Phase, RunSpec, Target
 from gpukeeper.acceptance.launchers.kubernetes import forms, objects
 from gpukeeper.acceptance.launchers.kubernetes.api import (
     PODS,
@@ -30,7 +30,6 @@ from gpukeeper.acceptance.launchers.kubernetes.api import (
     condition,
     count,
 )
-from gpukeeper.acceptance.launchers.kubernetes.forms import STAYING
 from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES, KubernetesOptions
 from gpukeeper.model.errors import UsageError
 
