@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from gpukeeper.devices.holders import Holder
+from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.platforms.docker import host_facts, owners
 from gpukeeper.platforms.docker.connect import Engine
 from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot, holders_of
 from gpukeeper.platforms.docker.owners import UserDirectory
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.translate import WITHOUT_GPU, class_of
+from gpukeeper.platforms.docker.translate import class_of
 from gpukeeper.platforms.docker.wire import Inspected
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, WHOLE, StillClock, container, ended
 
