@@ -40,9 +40,7 @@ class Contents(msgspec.Struct, frozen=True):
 
 ENVIRONMENTS = {
     "base": Contents("gpukeeper.wiring.session"),
-    "docker": Contents("gpukeeper.platforms.docker.adapter"),
     "kubernetes": Contents("gpukeeper.platforms.kubernetes.adapter, lightkube, httpx2"),
-    "ray": Contents("gpukeeper.platforms.ray.adapter"),
     "accept": Contents("gpukeeper.acceptance.run, torch"),
     "metrics": Contents("gpukeeper.interfaces.telemetry.metrics"),
     "web": Contents("gpukeeper.interfaces.web.application, uvicorn, jinja2"),

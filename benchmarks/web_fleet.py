@@ -23,8 +23,8 @@ from gpukeeper.engine.loop import in_slices
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Condition, Credentials
-from gpukeeper.interfaces.web.source import Listener, Machines, SourceLost, SourceSettings
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, SourceSettings
+from gpukeeper.interfaces.web.source import Listener, Machines, SourceLost
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Snapshot

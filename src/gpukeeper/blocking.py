@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 T = TypeVar("T")
+A_MOMENT = timedelta(seconds=5)  # extra time for work with its own deadline to report the timeout itself
 LEFT_BEHIND_MAX = 4  # threads of one kind of work that timed out; with that many no more are started
 _left_behind: defaultdict[object, set[threading.Thread]] = defaultdict(
     set

@@ -21,7 +21,7 @@ from tests.pins import read_pins
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = {"docker", "kubernetes", "ray", "accept", "metrics", "operator", "parquet", "postgres", "web", "notify", "all"}
+EXTRAS = {"kubernetes", "accept", "metrics", "operator", "parquet", "postgres", "web", "notify", "all"}
 
 
 def build(source: Path, out: Path, *what: str, umask: int = 0o022, epoch: str = "1700000000") -> dict[str, Path]:

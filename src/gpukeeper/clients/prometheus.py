@@ -22,7 +22,7 @@ import msgspec
 from gpukeeper import http_client
 from gpukeeper.blocking import in_thread
 from gpukeeper.model import reading
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.unknown import Unknown, larger
 from gpukeeper.model.words import in_words
 
 SIZE_MAX: Final = 64 * 1024 * 1024
@@ -276,7 +276,9 @@ def read_dcgm(text: str) -> dict[tuple[str, int | None], ExportedGpu] | Unknown:
         if field == "utilisation" and key[1] is not None:
             continue  # slices have none: a 0 there means "not supported"
         values = found.setdefault(key, {})
-        values[field] = _larger(values.get(field), read(metric.value))
+        # The same GPU may appear twice, under two names or for two workloads.
+        value, other = read(metric.value), values.get(field)
+        values[field] = value if other is None else larger(value, other)
         named[key] = metric.labels
     return {key: _exported(key, named[key], values) for key, values in found.items()}
 
@@ -418,13 +420,6 @@ DCGM_FIELDS: Final[Mapping[str, tuple[str, Callable[[float], float | int | Unkno
     "DCGM_FI_DEV_XID_ERROR": ("xid", _count),
     "DCGM_FI_DEV_FB_USED": ("memory_used_mib", _count),
 }
-
-
-def _larger(one: float | int | Unknown | None, other: float | int | Unknown) -> float | int | Unknown:
-    """The same GPU may appear twice, under two names or for two workloads; a value wins over a blank."""
-    if one is None or isinstance(one, Unknown):
-        return other
-    return one if isinstance(other, Unknown) else max(one, other)
 
 
 def _exported(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpukeeper.config.problems import Path, line_of
+from gpukeeper.model.subject import OUTCOMES
 
 DEFAULT_PRESET = "development"
 
@@ -103,7 +104,6 @@ def without_a_file(platforms: list[str]) -> dict[str, Any]:
 
 
 BUILT_IN_ORIGIN = "built-in"
-_BY_OUTCOME = ("succeeded", "failed", "stopped")
 
 
 @dataclass
@@ -175,10 +175,10 @@ def _spelt_out(tree: Mapping[str, Any]) -> dict[str, Any]:
     """`retention: manual` is short for the same word for every outcome."""
     written = dict(tree)
     if written.get("retention") == "manual":
-        written["retention"] = dict.fromkeys(_BY_OUTCOME, "manual")
+        written["retention"] = dict.fromkeys(OUTCOMES, "manual")
     if isinstance(written.get("environments"), Mapping):
         written["environments"] = {
-            name: dict.fromkeys(_BY_OUTCOME, "manual") if kept == "manual" else kept
+            name: dict.fromkeys(OUTCOMES, "manual") if kept == "manual" else kept
             for name, kept in written["environments"].items()
         }
     return written
@@ -188,7 +188,7 @@ def _inherit_retention(result: Layered) -> None:
     """What an environment does not set is as in the policy, not as in the built-in."""
     environments = result.tree.get("environments")
     for name, kept in environments.items() if isinstance(environments, dict) else ():
-        for key in (*_BY_OUTCOME, "max"):
+        for key in (*OUTCOMES, "max"):
             origin = result.origins.get(("retention", key))
             if origin is not None and isinstance(kept, dict) and key not in kept:
                 kept[key] = result.tree["retention"][key]

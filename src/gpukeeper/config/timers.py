@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from cronsim import CronSim
 
+from gpukeeper.config.load import SITE_FILE
 from gpukeeper.config.units import span_in_words
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Schedule
@@ -226,7 +227,6 @@ def _interval(every: timedelta) -> Iterator[str]:
         yield f"OnActiveSec=0\nOnUnitActiveSec={every.total_seconds():g}s"
 
 
-POLICY: Final = Path("/etc/gpukeeper/policy.yaml")
 SERVICE: Final = Path("/etc/systemd/system/gpukeeper.service")
 PASS: Final = Path("/etc/systemd/system/gpukeeper-pass.service")
 TIMER: Final = Path("/etc/systemd/system/gpukeeper-pass.timer")
@@ -253,7 +253,7 @@ def host_files(answers: HostAnswers) -> Mapping[Path, str]:
     if any(word in answers.program for word in (" ", "%", "\n", '"', "\\", "$")):
         raise UsageError(f"{answers.program!r} cannot be written in a unit file. Install gpukeeper in /opt/gpukeeper.")
     policy = first_policy(answers) if answers.policy is None else answers.policy
-    return {POLICY: policy, TMPFILES: TMPFILES_TEXT, **_starters(answers)}
+    return {SITE_FILE: policy, TMPFILES: TMPFILES_TEXT, **_starters(answers)}
 
 
 def unit_to_enable(answers: HostAnswers) -> str:
@@ -267,7 +267,7 @@ def _starters(answers: HostAnswers) -> dict[Path, str]:
     if answers.every is None:
         return {SERVICE: service(answers)}
     if answers.cron:
-        return {CRON: _NOTE + crontab(answers.every, str(POLICY)).replace(_USUAL, answers.program)}
+        return {CRON: _NOTE + crontab(answers.every, str(SITE_FILE)).replace(_USUAL, answers.program)}
     return _timer_units(answers, answers.every)
 
 
@@ -294,7 +294,7 @@ Wants=network-online.target
 
 [Service]
 Type=notify
-ExecStart={answers.program} serve --policy {POLICY}{metrics}
+ExecStart={answers.program} serve --policy {SITE_FILE}{metrics}
 Restart=on-failure
 RestartSec=10
 # The ledger is written by root only.
@@ -315,7 +315,7 @@ WantedBy=multi-user.target
 
 def _timer_units(answers: HostAnswers, every: Schedule) -> dict[Path, str]:
     """As `policy schedule --format systemd` prints them, with the program of this machine."""
-    text = systemd(every, "Etc/UTC", str(POLICY)).replace(_USUAL, answers.program)
+    text = systemd(every, "Etc/UTC", str(SITE_FILE)).replace(_USUAL, answers.program)
     heads = {PASS: f"# {PASS}\n", TIMER: f"# {TIMER}\n"}
     first, _, second = text.partition(heads[TIMER])
     return {PASS: _NOTE + first.removeprefix(heads[PASS]).rstrip() + "\n" + _LIMITS, TIMER: _NOTE + second}

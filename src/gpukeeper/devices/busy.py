@@ -2,32 +2,34 @@
 
 One source may be wrong: it stops and repeats itself, reports 0 for all, or 100 % after a crash. So a whole GPU needs
 two, and the energy counter, which grows even at idle, must show that the driver is alive. Doubtful values are
-Unknown.
+Unknown. `UsageJudge` judges readings one after the other; platforms/kubernetes/minutes.py judges a recorded history
+with the same rules and limits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from gpukeeper.clients.prometheus import ExportedGpu
 from gpukeeper.devices.driver.facts import ActivityFacts, GpuFacts, SliceFacts
 from gpukeeper.model.gpu import NOT_QUERIED
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.unknown import Unknown, larger
 
+K = TypeVar("K", bound=Hashable)
 Export: TypeAlias = Mapping[tuple[str, int | None], ExportedGpu]
 
 BUSY_FROM, SLICE_BUSY_FROM = 5.0, 0.5  # percent; below is idle
 LATCHED_FROM = 50.0  # percent with no process on it
-EMPTY_MIB_MAX, SLACK_MIB = 1024, 64  # what the driver itself may use, and how much that may vary
+EMPTY_MIB_MAX, STEADY_MIB = 1024, 64  # what the driver itself may use, and how much memory in use varies at rest
 COVERED_MIN, SAMPLE_S_MAX = 0.8, 1.0  # of the window, covered by utilisation samples; the newest may be a second old
 EXPORTED_S = 45.0  # a value of an exporter is valid for its own interval, which is 30 s
-STALE_AFTER = timedelta(minutes=2)
-DOUBT_FOR = timedelta(minutes=5)
+STALE_AFTER = timedelta(minutes=2)  # without growth of the energy counter
+DOUBT_FOR = timedelta(minutes=5)  # after all GPUs became idle at once
 SETTLES_IN = timedelta(minutes=1)  # memory is scrubbed when the driver loads, and that reads as use
 
 NOT_CONFIGURED = Unknown("no DCGM exporter is configured", by_design=True)
@@ -55,10 +57,9 @@ class UsageJudge:
         self._layouts: dict[str, tuple[bool, frozenset[str]]] = {}
         self._energy: dict[str, Heartbeat] = {}
         self._exported_energy: dict[tuple[str, int | None], Heartbeat] = {}
-        self._last: dict[str, float] = {}  # the last known value of each
+        self._all_idle = AllIdle[str]()
         self._alone: dict[str, bool] = {}  # no process was there at the last reading
         self._floor: dict[str, int] = {}  # least memory used without a process
-        self._doubted_until: datetime | None = None
 
     def judge(
         self, gpus: Sequence[GpuFacts], now: datetime, exported: Export | Unknown | None = None
@@ -125,7 +126,8 @@ class UsageJudge:
         if before is None or before == layout:
             return False
         for gone in before[1] - layout[1] | {uuid}:
-            for kept in (self._last, self._alone, self._floor):
+            self._all_idle.forget(gone)
+            for kept in (self._alone, self._floor):
                 kept.pop(gone, None)
         return True
 
@@ -196,24 +198,34 @@ class UsageJudge:
 
     def _is_empty(self, use: GpuUse) -> bool:
         used = use.memory_used_mib
-        return not isinstance(used, Unknown) and used <= self._floor.get(use.uuid, 0) + SLACK_MIB
+        return not isinstance(used, Unknown) and used <= self._floor.get(use.uuid, 0) + STEADY_MIB
 
     def _doubted(self, uses: Sequence[GpuUse], now: datetime) -> list[GpuUse]:
-        """All of them idle at once looks like a dead source; a single job that ends looks the same for a while."""
-        known = {use.uuid: use.busy for use in uses if not isinstance(use.busy, Unknown)}
-        slices = {use.uuid for use in uses if use.slice}
-        busy_now = [uuid for uuid, value in known.items() if is_busy(value, uuid in slices)]
-        were_busy = [use.uuid for use in uses if is_busy(self._last.get(use.uuid, 0.0), use.slice)]
-        if busy_now:
-            self._doubted_until = None
-        elif len(were_busy) >= 2 and any(uuid in known for uuid in were_busy):
-            self._doubted_until = now + DOUBT_FOR
-        self._last.update(known)
-        until = self._doubted_until
-        if until is None or now >= until:
+        known = {use.uuid: is_busy(use.busy, use.slice) for use in uses if not isinstance(use.busy, Unknown)}
+        if not self._all_idle.doubts(known, now.timestamp()):
             return list(uses)
         doubt = Unknown("all GPUs became idle at once; the source is doubted")
         return [msgspec.structs.replace(use, busy=doubt) if use.uuid in known else use for use in uses]
+
+
+class AllIdle(Generic[K]):
+    """All of a source idle at once look like a dead source; a single job that ends looks the same for a while."""
+
+    def __init__(self) -> None:
+        self._busy: dict[K, bool] = {}  # of every device, when last known
+        self._until = -math.inf
+
+    def doubts(self, known: Mapping[K, bool], at: float) -> bool:
+        """Whether `known`, which devices are busy, is doubted. `at`: seconds; the times of calls increase."""
+        if any(known.values()):
+            self._until = -math.inf
+        elif sum(self._busy.values()) >= 2 and any(self._busy.get(device) for device in known):
+            self._until = at + DOUBT_FOR.total_seconds()
+        self._busy.update(known)
+        return at < self._until
+
+    def forget(self, device: K) -> None:
+        self._busy.pop(device, None)
 
 
 class Heartbeat:
@@ -298,12 +310,6 @@ def plausible(percent: float | Unknown) -> float | Unknown:
     if not math.isfinite(percent) or not -0.5 <= percent <= 100.5:
         return Unknown(f"{percent:g} % cannot be true")
     return min(max(percent, 0.0), 100.0)
-
-
-def larger(one: float | Unknown, other: float | Unknown) -> float | Unknown:
-    if isinstance(one, Unknown):
-        return one if isinstance(other, Unknown) else other
-    return one if isinstance(other, Unknown) else max(one, other)
 
 
 def is_busy(percent: float, slice_: bool) -> bool:

@@ -210,7 +210,6 @@ def parse_parent(stat: str) -> tuple[str, int]:
 # process could be read.
 Occupied: TypeAlias = Mapping[str, str | Unknown | None]
 OURS = b"gpukeeper.devices."
-FIRST_PERSON_UID = 1000
 MOST_NAMED = 3
 LONGEST_COMMAND = 4096
 WALLED = "processes outside this pid namespace cannot be seen from here; run it in the machine's pid namespace"
@@ -239,7 +238,7 @@ def is_service(one: Holder, proc: str = "/proc") -> bool:
     """The driver's services, GPU monitors, and gpukeeper's own processes that query the driver. Only of system users:
     users can give a program one of these names.
     """
-    if one.comm in INFRASTRUCTURE and (one.uid < FIRST_PERSON_UID or one.comm in OF_A_SESSION):
+    if one.comm in INFRASTRUCTURE and (one.uid < holders.FIRST_PERSON_UID or one.comm in OF_A_SESSION):
         return one.container is None or one.comm in IN_A_WORKLOAD  # root in a container may be any user
     return one.uid in (0, os.geteuid()) and _is_ours(one.pid, proc)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -25,10 +26,24 @@ _SLICE = re.compile(r"gpu(\d+)/gi(\d+)/ci(\d+)/access (\d+)")
 _CONTAINER = re.compile(r"(?:[/:]|docker-|cri-containerd-|crio-|libpod-)([0-9a-f]{64})(?![0-9a-f])")
 _NODES = "/dev/nvidia"
 KERNEL_THREAD = 0x00200000
+FIRST_PERSON_UID = 1000  # lower uids are system users, among them the driver's services
 ENDED_STATES = frozenset("ZXx")
 STOPPED_STATES = frozenset("Tt")
 # closed since it was listed; longer than the path of any device node
 NO_NODE = frozenset({errno.ENOENT, errno.ENAMETOOLONG})
+
+
+def user_name(uid: int) -> str:
+    """A name that only this uid has. Otherwise "uid 1234": a user may be named 1234, and a second uid may have the same
+    name; neither must be taken for this one.
+    """
+    try:
+        name = pwd.getpwuid(uid).pw_name
+        if pwd.getpwnam(name).pw_uid == uid:
+            return name
+    except KeyError:
+        pass
+    return f"uid {uid}"
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +57,10 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     minors: tuple[int, ...]  # of /dev/nvidia<minor>
     capabilities: tuple[int, ...] = ()  # of /dev/nvidia-caps: which slices it may use
     container: str | Unknown | None = None  # the id in its cgroup; None: on the bare host
+
+    @property
+    def identity(self) -> str:
+        return f"{self.pid}@{self.starttime}"
 
 
 class Holders(msgspec.Struct, frozen=True):

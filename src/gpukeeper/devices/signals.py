@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.devices.holders import parse_containers, parse_stat, text_of
-from gpukeeper.model.decision import Accepted, Changed, Refused
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Refused
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
@@ -60,9 +60,7 @@ async def kill(targets: Sequence[Target], patience: timedelta = PATIENCE, *, pro
     return await _signal(targets, signal.SIGKILL, patience, proc)
 
 
-async def end(
-    target: Target, patience: timedelta = PATIENCE, *, proc: str = "/proc"
-) -> Accepted | Changed | Refused | Unknown:
+async def end(target: Target, patience: timedelta = PATIENCE, *, proc: str = "/proc") -> ActResult:
     """SIGTERM, then after the timeout SIGKILL. Gone is success."""
     for send in (terminate, kill):
         done = await send([target], patience, proc=proc)

@@ -12,7 +12,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -32,6 +32,7 @@ from gpukeeper.disk.walk import (
     printable,
     reason,
 )
+from gpukeeper.model.reading import EPOCH
 from gpukeeper.model.unknown import Unknown
 
 __all__ = [
@@ -46,7 +47,6 @@ __all__ = [
     "open_directory",
     "printable",
 ]
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PROBLEMS_NAMED = 3
 ALONE = 20_000  # entries; larger trees are split, since starting processes takes as long as counting these
 SHARE = 20_000  # entries after which a worker process returns what is left
@@ -55,6 +55,13 @@ SHARE = 20_000  # entries after which a worker process returns what is left
 class MeasureLimits(msgspec.Struct, frozen=True):
     entries: int = 5_000_000
     depth: int = 20_000
+
+
+KEEP = ".keep"  # such a file at the top of a tree keeps it
+
+
+def tree_uid(device: int, inode: int) -> str:
+    return f"{device}:{inode}"
 
 
 class TreeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +89,14 @@ class TreeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     content: datetime | Unknown = Unknown("not measured")  # newest modification or change, without the top's own change
     # expected from removing it: nothing of files that have a link elsewhere
     back: int | Unknown = Unknown("not measured")
+
+    @property
+    def tree_uid(self) -> str:
+        return tree_uid(self.device, self.inode)
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.inode}:{'not measured' if isinstance(self.ctime_ns, Unknown) else self.ctime_ns}"
 
 
 def measure(

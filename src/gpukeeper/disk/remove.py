@@ -26,6 +26,7 @@ from gpukeeper.disk.walk import LOCKED, OPEN, Identity, TreeWalk, WalkStopped, W
 from gpukeeper.model.decision import Changed, Refused
 from gpukeeper.model.unknown import Unknown
 
+UNDER_WAY = Refused("an earlier removal of it hangs, perhaps because the disk does not answer; nothing more was done")
 _CLIMB = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ACL = "system.posix_acl_access"
 _WRITE, _SEARCH = 0o3, 0o1  # as the last digit of a mode: removing an entry requires write and search permission

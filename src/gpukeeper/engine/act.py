@@ -32,7 +32,7 @@ from gpukeeper.model.event import Captured, Closed, Complaint, Held, Intended, W
 from gpukeeper.model.fold import warned_by
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.ports import Delivery, Message, MessageKind
-from gpukeeper.model.subject import RESTORE, Disk, Gone, Hold, Shape, State, Subject
+from gpukeeper.model.subject import LIVE, RESTORE, Disk, Gone, Hold, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR = timedelta(hours=1)
@@ -40,7 +40,6 @@ MANIFEST = ("manifest",)
 ATTACHED: tuple[str, ...] = (unused_volume.NAME, unused_network.NAME)
 SURVIVES = ". Mounted volumes stay; what was written inside it is deleted with it"
 BY_HAND = ". The policy's mode is plan: this happens only if an admin applies the policy after that time"
-_LIVE = (State.RUNNING, State.PAUSED)
 
 
 async def take(
@@ -318,7 +317,7 @@ async def _close(
 
 def _gpus_back(subject: Subject) -> int | Unknown:
     """Ended work holds no GPU any more, unless it is an orphan or its children live."""
-    holds = subject.state in _LIVE or subject.shape is Shape.ORPHAN or subject.live_children != 0
+    holds = subject.state in LIVE or subject.shape is Shape.ORPHAN or subject.live_children != 0
     if not holds:
         return 0
     return subject.devices if isinstance(subject.devices, Unknown) else len(subject.devices)

@@ -35,15 +35,14 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import BaselineSeen, Event, GpuChecked, Noticed, Quarantined, ResetTried, Returned
 from gpukeeper.model.gpu import CheckResult, Condition, GpuMemory
 from gpukeeper.model.policy import Mode, PlaceScope
-from gpukeeper.model.subject import EMPTY, Gone, Ref, Shape, State, Subject
+from gpukeeper.model.subject import EMPTY, LIVE, Gone, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 CHECKS_AT = (timedelta(seconds=1), timedelta(seconds=5), timedelta(seconds=30))  # after the end; then once at `settle`
 CHECKS_AFTER_RESET = (5.0, 30.0)  # seconds
 LONGEST = timedelta(minutes=5)  # beyond `settle`: each check and a reset have deadlines of their own
 AT_SHUTDOWN = timedelta(seconds=5)
-_LIVE = (State.RUNNING, State.PAUSED)
-_MAY_RUN = (*_LIVE, State.CREATED)  # what is being started has processes before it is seen to run
+_MAY_RUN = (*LIVE, State.CREATED)  # what is being started has processes before it is seen to run
 
 
 class ReleasedGpus(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from gpukeeper.blocking import real_seconds
 from gpukeeper.engine.clean import finish, learn_baselines
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import LogThrottle, Platform, bug_words, key_of
+from gpukeeper.engine.ports import LogThrottle, Platform, bug_words, key_of, place_name
 from gpukeeper.engine.reclaim import PassReport, reclaim
 from gpukeeper.engine.schedule import may_act_now
 from gpukeeper.engine.usage import EVERY as USAGE_EVERY
@@ -97,7 +97,7 @@ async def watch(w: Watch) -> None:
     await w.keeper.clock_watch.settle_in(w.keeper)
     async with asyncio.TaskGroup() as group:
         for platform in w.keeper.platforms:
-            w.finished[_place(platform)] = begun
+            w.finished[place_name(platform)] = begun
             group.create_task(_watch_place(w, platform))
         group.create_task(_tick(w))
         group.create_task(_report_missed_passes(w))
@@ -178,7 +178,7 @@ def _until_next(agenda: Agenda, now: datetime, steady: float) -> timedelta:
 
 async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref] | None) -> timedelta:
     """One pass; returns how long to wait for the next full pass. Raises nothing but what ends the program."""
-    place = _place(platform)
+    place = place_name(platform)
     try:
         return await _try_pass(w, platform, agenda, only)
     except LeaseHeld:
@@ -196,7 +196,7 @@ async def _pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref
 async def _try_pass(w: Watch, platform: Platform, agenda: Agenda, only: Sequence[Ref] | None) -> timedelta:
     if w.refresh is not None:
         await w.refresh()
-    book, place = w.book(), _place(platform)
+    book, place = w.book(), place_name(platform)
     w.tick = book.policy.activity.tick
     every = w.every = book.policy.schedule.every
     now, last = w.keeper.clock.now(), w.wall.get(place)
@@ -245,7 +245,9 @@ async def _listen_again(
     problem = ended.exception()
     if not isinstance(problem, Exception):
         return ended
-    await _complain(w, f"the hints of {_place(platform)} ended: {bug_words(problem)}. Its passes continue by timer.")
+    await _complain(
+        w, f"the hints of {place_name(platform)} ended: {bug_words(problem)}. Its passes continue by timer."
+    )
     return asyncio.create_task(_listen(platform, agenda, woken))
 
 
@@ -323,7 +325,7 @@ async def _report_missed_passes(w: Watch) -> None:
         await _wait(ended, every)
         steady = asyncio.get_running_loop().time()
         for platform in w.keeper.platforms:
-            place = _place(platform)
+            place = place_name(platform)
             silent = timedelta(seconds=steady - w.finished[place])
             if silent > MISSED * every and place not in w.missed:
                 w.missed.add(place)
@@ -350,7 +352,3 @@ async def _wait(bell: asyncio.Event, span: timedelta) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(max(span.total_seconds(), 0.0)):
             await bell.wait()
-
-
-def _place(platform: Platform) -> str:
-    return f"{platform.name}/{platform.place}"

@@ -26,7 +26,7 @@ from gpukeeper.model.decision import ACTING, Action, Decision, PlaceHead, Result
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Closed, GpuChecked, Vanished
 from gpukeeper.model.policy import Demand, DiskMarks, Images
-from gpukeeper.model.subject import Gone, PlaceKey, Ref, Seen, Shape, State, Subject
+from gpukeeper.model.subject import LIVE, Gone, PlaceKey, Ref, Seen, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
@@ -237,9 +237,6 @@ class LastPasses:
         return self._failures
 
 
-_LIVE = (State.RUNNING, State.PAUSED)
-
-
 class Tenancy(NamedTuple):
     """Running work that has a device, as a list showed it."""
 
@@ -320,7 +317,7 @@ async def _proven_tenant(platform: Platform, one: Subject, device: str, hint: Te
 
 
 def _has_gpus(one: Subject) -> bool:
-    return one.shape is Shape.WORKLOAD and one.root is None and one.state in _LIVE and bool(_devices_of(one))
+    return one.shape is Shape.WORKLOAD and one.root is None and one.state in LIVE and bool(_devices_of(one))
 
 
 def _devices_of(one: Subject) -> tuple[str, ...]:

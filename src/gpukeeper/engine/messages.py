@@ -6,6 +6,7 @@ import shlex
 
 import msgspec
 
+from gpukeeper.engine.ports import place_name
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.lifecycle.decide import REQUEST
 from gpukeeper.model.decision import Action, Result
@@ -83,7 +84,7 @@ def overdue_message(report: PassReport, mode: Mode) -> Message | None:
     number = sum(one.action is not Action.WARN for one in found.due)
     if mode is not Mode.PLAN or not found.whole or not number or report.stopped is not None:
         return None
-    place = f"{found.platform.name}/{found.platform.place}"
+    place = place_name(found.platform)
     then = "Details: gpukeeper plan. To apply: gpukeeper apply."
     text = f"{place}: {number} due, not applied because the mode is plan. {then}"
     return Message(kind=MessageKind.OVERDUE, about=place, text=text, at=found.at, key=place)

@@ -16,7 +16,7 @@ import msgspec
 
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.memory import Listing, Tenancies, confirmed_gone, note_tenants
-from gpukeeper.engine.ports import Platform, Ports, key_of
+from gpukeeper.engine.ports import Platform, Ports, key_of, place_name
 from gpukeeper.engine.usage import SightCollector
 from gpukeeper.engine.view import build_views, is_strange, recall
 from gpukeeper.lifecycle.activity import Waste, wasted
@@ -29,13 +29,12 @@ from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.decision import Action, Decision, PlaceHead, Snapshot, Unseen, Verdict, View
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.event import Complaint, Decided, Event, Held
-from gpukeeper.model.subject import EMPTY, Gone, Hold, Outcome, Ref, Shape, State, Subject
+from gpukeeper.model.subject import EMPTY, LIVE, Gone, Hold, Outcome, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 AGES, OLDER = ((HOUR, "<1h"), (DAY, "<1d"), (7 * DAY, "<7d"), (30 * DAY, "<30d")), ">=30d"
-LIVE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
-_RUNNING = (State.RUNNING, State.PAUSED)
+LIVE_TREE = "live"  # of a tree that is no leftover of anything: what it belongs to runs; in place of its category
 
 
 @dataclass
@@ -82,7 +81,7 @@ class Counts:
         self.seen += 1
         if subject.root is not None:
             return
-        runs = subject.state in _RUNNING
+        runs = subject.state in LIVE
         self.running += runs or subject.live_children != 0
         if runs:
             settings = book.settings(subject)
@@ -106,7 +105,7 @@ class Counts:
 
     def add_tree(self, subject: Subject, *, due: bool) -> None:
         if subject.shape is Shape.TREE:
-            category = LIVE if subject.state in _RUNNING else subject.category.value
+            category = LIVE_TREE if subject.state in LIVE else subject.category.value
             self.trees.setdefault((category, due), TreeCount()).add(subject.size)
 
 
@@ -160,7 +159,6 @@ async def changed_decisions(
 
 
 AT_ONCE = 16  # looks; a platform paces itself
-_LIVE = (State.RUNNING, State.PAUSED)
 Record: TypeAlias = "Callable[[Survey, Sequence[Decision], Collection[str]], Awaitable[None]]"
 
 
@@ -284,7 +282,7 @@ class _Observation:
                     made = [d for d in made if _is_told(d, soon)]
                 found.decisions += made
         except PlatformError as problem:
-            found.unseen.append(Unseen(f"{found.platform.name}/{found.platform.place}", str(problem)))
+            found.unseen.append(Unseen(place_name(found.platform), str(problem)))
         return refs
 
     async def decide(self, subjects: Sequence[Subject]) -> list[Decision]:
@@ -446,11 +444,7 @@ def _counts(ref: Ref) -> bool:
 def _claimed(view: View, book: Rulebook, now: datetime) -> tuple[str, ...]:
     """The GPUs that it takes from others, if it runs. Infrastructure takes none: `report` counts them as free, too."""
     subject = view.subject
-    if (
-        not (subject.state in _LIVE or subject.starting)
-        or not isinstance(subject.devices, tuple)
-        or not subject.devices
-    ):
+    if not (subject.state in LIVE or subject.starting) or not isinstance(subject.devices, tuple) or not subject.devices:
         return ()
     how = claim_state(view, book, now)
     return subject.devices if how is not None and blocks_use(how) else ()

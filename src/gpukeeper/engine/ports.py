@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 from gpukeeper.model.decision import (
     Accepted,
     Action,
-    Changed,
+    ActResult,
     Evidence,
     Guard,
     NothingToCapture,
@@ -108,7 +108,7 @@ class Platform(Protocol):
 
     async def capture(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown: ...
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         """One action on exactly `fresh`. If it is ATOMIC, the platform refuses if the object changed since."""
         ...
 
@@ -145,6 +145,10 @@ class Platform(Protocol):
     async def restore(self, ref: Ref, evidence: Evidence | None) -> Accepted | Refused | Unknown:
         """Restore what gpukeeper stopped (no evidence) or removed (from its evidence)."""
         ...
+
+
+def place_name(platform: Platform) -> str:
+    return f"{platform.name}/{platform.place}"
 
 
 def key_of(platform: Platform) -> PlaceKey:

@@ -13,7 +13,7 @@ from gpukeeper.engine.act import take, warn
 from gpukeeper.engine.clean import ReleasedGpus, held, newly_ended, prove_clean
 from gpukeeper.engine.keeper import STOPPING, Keeper, behind_the_ledger
 from gpukeeper.engine.observe import Survey, changed_decisions, survey
-from gpukeeper.engine.ports import Platform, key_of, pass_stopped
+from gpukeeper.engine.ports import Platform, key_of, pass_stopped, place_name
 from gpukeeper.engine.verify import settle
 from gpukeeper.lifecycle.budget import TREES, duplicate_sentences, hourly_budget, make_plan
 from gpukeeper.lifecycle.settings import Narrow, Rulebook
@@ -94,7 +94,7 @@ async def look_and_plan(keeper: Keeper, platform: Platform, book: Rulebook, narr
     except Exception as problem:
         _concerns_this_place(problem)
         report = empty_report(keeper, platform, book, acted=False)  # an incomplete observation does not count
-        report.stopped = pass_stopped(_name(platform), problem)
+        report.stopped = pass_stopped(place_name(platform), problem)
     return report
 
 
@@ -126,7 +126,7 @@ async def reclaim(
         report.checks += await prove_clean(keeper, book, report.given_back, progress)
     except Exception as problem:
         _concerns_this_place(problem)
-        report.stopped = pass_stopped(_name(platform), problem)
+        report.stopped = pass_stopped(place_name(platform), problem)
     await _record_failure(keeper, platform, report)
     return report
 
@@ -198,10 +198,6 @@ async def _record_failure(keeper: Keeper, platform: Platform, report: PassReport
     is_new = keeper.last_passes.set_failure(key_of(platform), report.stopped)
     if is_new and report.stopped is not None:
         await keeper.ledger.append([Complaint(at=keeper.clock.now(), what=report.stopped)])
-
-
-def _name(platform: Platform) -> str:
-    return f"{platform.name}/{platform.place}"
 
 
 async def _clock_doubt(keeper: Keeper) -> str | None:

@@ -18,14 +18,14 @@ from gpukeeper.engine import clean
 from gpukeeper.engine.act import take
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.memory import CONFIRMATION_LASTS, Asker, Pending, revision_of
-from gpukeeper.engine.ports import key_of
+from gpukeeper.engine.ports import key_of, place_name
 from gpukeeper.engine.restore import restore, restored_in_words
 from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.verify import settle
 from gpukeeper.engine.view import FoundSubject, find, holds_elsewhere, read_subject
 from gpukeeper.lifecycle.decide import NOT_HELD, REQUEST, why_not_yet
 from gpukeeper.lifecycle.explain import in_spite_of
-from gpukeeper.lifecycle.forecast import LIVE, coming_in_words, next_steps
+from gpukeeper.lifecycle.forecast import coming_in_words, next_steps
 from gpukeeper.lifecycle.holds import NotAllowed, is_admin, may_act, may_hold, may_touch, release_of, whom_to_ask
 from gpukeeper.lifecycle.rules import max_runtime
 from gpukeeper.lifecycle.rules.hold import suspends
@@ -35,7 +35,7 @@ from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Closed, Held, Paused, Released, Resumed
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.reading import Moment
-from gpukeeper.model.subject import KEEP_ALIVE, RESTORE, Hold, Shape, State
+from gpukeeper.model.subject import KEEP_ALIVE, LIVE, RESTORE, Hold, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words, size_in_words
 
@@ -83,6 +83,10 @@ class DataReply(Reply, frozen=True, kw_only=True):
     """The reply to a read-only request; `body` is JSON."""
 
     body: msgspec.Raw = msgspec.Raw(b"null")
+
+    @classmethod
+    def of(cls, body: object) -> DataReply:
+        return cls(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))
 
 
 async def fulfil(keeper: Keeper, book: Rulebook, who: str, request: Request, *, uid: int | None = None) -> Reply:
@@ -312,9 +316,7 @@ async def _let_pass(keeper: Keeper, found: FoundSubject) -> None:
         if key_of(platform) not in keeper.request_state.turned_away:
             return
         await asyncio.sleep(1)
-    raise UsageError(
-        f"a pass on {platform.name}/{platform.place} is waiting and comes first; nothing was done. Try again soon"
-    )
+    raise UsageError(f"a pass on {place_name(platform)} is waiting and comes first; nothing was done. Try again soon")
 
 
 def may_be_done(keeper: Keeper, book: Rulebook, asker: Asker, found: FoundSubject, action: Action) -> None:

@@ -10,12 +10,11 @@ from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.ports import Platform, key_of
 from gpukeeper.model.decision import Action, Result, Step
 from gpukeeper.model.event import Captured, Closed, Event, Intended
-from gpukeeper.model.subject import Gone, State, Subject
+from gpukeeper.model.subject import OVER, Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 READS_AFTER = (0.0, 0.2, 1.0, 5.0, 30.0)  # seconds; then once more after the step's grace
 FOLLOWED_AFTER, BLIND_AFTER = 1.0, 5.0  # seconds
-_OVER = (State.ENDED, State.SUSPENDED)
 _ENDS_IT = (Action.REMOVE, Action.RELEASE)
 
 
@@ -62,7 +61,7 @@ def as_found(
         return Result.STILL_THERE, "its children still exist"
     if isinstance(found.state, Unknown):
         return Result.UNKNOWN, f"its state is unknown afterwards ({found.state.why})"
-    if found.state in _OVER:
+    if found.state in OVER:
         return Result.RECLAIMED, "verified: stopped"
     return Result.STILL_THERE, "it is still running"
 

@@ -17,7 +17,7 @@ import msgspec
 
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.memory import Listing, new_tenants
-from gpukeeper.engine.ports import Platform, bug_words, key_of
+from gpukeeper.engine.ports import Platform, bug_words, key_of, place_name
 from gpukeeper.lifecycle.activity import active_minutes
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.rules.idle import HORIZON_SLACK, horizon, may_be_idle
@@ -29,11 +29,10 @@ from gpukeeper.model.event import Event, Noticed
 from gpukeeper.model.fold import lasting_key, recalled, remember, with_lasting_holds
 from gpukeeper.model.policy import WITHOUT_GPU, Policy
 from gpukeeper.model.series import Series
-from gpukeeper.model.subject import EMPTY, Gone, Hold, Memory, Outcome, Ref, Shape, State, Subject
+from gpukeeper.model.subject import EMPTY, LIVE, Gone, Hold, Memory, Outcome, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
 ANOTHER_END = timedelta(seconds=5)  # two clocks may differ by less
-_LIVE = (State.RUNNING, State.PAUSED)
 _UNUSED = (Shape.IMAGE, Shape.VOLUME, Shape.NETWORK)  # noticed for the time since when they are unused
 _REMEMBERED = (Shape.WORKLOAD, Shape.ORPHAN, *_UNUSED)
 
@@ -80,7 +79,7 @@ def _ended_again(subject: Subject, memory: Memory) -> bool:
 
 def _class_worth_a_line(subject: Subject) -> str | None:
     """Of what runs: ended, it may not be seen any more that it held a GPU, and it would never be removed."""
-    runs = subject.shape is Shape.WORKLOAD and subject.state in _LIVE
+    runs = subject.shape is Shape.WORKLOAD and subject.state in LIVE
     return subject.class_ if runs and isinstance(subject.class_, str) and subject.class_ != WITHOUT_GPU else None
 
 
@@ -265,7 +264,7 @@ def _why_unseen(platform: Platform, problem: Exception) -> str:
         return str(problem)
     if isinstance(problem, KeeperError):
         raise problem
-    return f"{platform.name}/{platform.place}: {bug_words(problem)}"
+    return f"{place_name(platform)}: {bug_words(problem)}"
 
 
 async def _observed_at(

@@ -24,8 +24,9 @@ from gpukeeper.views.live import Delta
 
 LARGEST = 256 * 1024 * 1024  # bytes of a frame from the daemon
 LARGEST_QUESTION = 256 * 1024  # from the web process
-# Exit codes of an answer: the copy of a fleet does not hold it; it cannot be read now; a bug. 1: it failed, try again.
-NOT_COPIED, NO_COPY, BUG = 14, 15, 16
+# Exit codes of an answer, never of a command: log in first; the copy of a fleet does not hold it; it cannot be read
+# now; a bug. 1: it failed, try again.
+NOT_LOGGED_IN, NOT_COPIED, NO_COPY, BUG = 13, 14, 15, 16
 PERSON = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")  # a name that a proxy may report
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 UNKNOWN_UID = -1
@@ -119,10 +120,9 @@ class TlsPair(msgspec.Struct, frozen=True, tag="tls"):
         return "TlsPair()"  # the key must not get into a log
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
-    """The first frame. `key`: signs cookies."""
+class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`version`: of gpukeeper. `key`: signs cookies."""
 
-    machine: str
     version: str
     key: bytes
     anonymous: bool  # reading needs no login
@@ -130,6 +130,12 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     demo: Demo | None = None
     fleet: bool = False  # of many machines, over their copy
     site: SiteSettings = SiteSettings()
+
+
+class Welcome(SourceSettings, frozen=True, kw_only=True, tag="welcome"):
+    """The first frame."""
+
+    machine: str
     account: Account | None = None
     tls: TlsPair | None = None
 

@@ -24,6 +24,7 @@ import typer
 from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import MISSED, Watch, watch
+from gpukeeper.engine.ports import place_name
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.http_pages import Endpoint, PageResponse, listening, words
 from gpukeeper.interfaces.terminal import options as o
@@ -238,7 +239,7 @@ def _leadership(session: Session, cluster: Cluster, election: Election | None) -
 
 
 def _introduce(session: Session, leadership: Leadership | None, port: int, log: Callable[[str], None]) -> None:
-    places = ", ".join(f"{p.name}/{p.place}" for p in session.keeper.platforms)
+    places = ", ".join(place_name(p) for p in session.keeper.platforms)
     mode, source = session.book.policy.mode, session.loaded.source
     log(f"gpukeeper operator for {places}, mode {mode}, policy {source}, health on port {port}")
     if leadership is None:

@@ -168,7 +168,7 @@ def _trust_problem(here: Path, found: os.stat_result, *, sticky_will_do: bool) -
     quoted = shlex.quote(str(here))
     if found.st_uid not in {0, os.geteuid()}:
         link = "-h " if stat.S_ISLNK(found.st_mode) else ""
-        return f"{here} belongs to {_user_name(found.st_uid)}. Fix: chown {link}{_user_name(os.geteuid())} {quoted}"
+        return f"{here} belongs to {name_or_uid(found.st_uid)}. Fix: chown {link}{name_or_uid(os.geteuid())} {quoted}"
     if stat.S_ISLNK(found.st_mode):
         return None
     sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX and sticky_will_do
@@ -186,7 +186,7 @@ def _is_our_group(gid: int) -> bool:
         group = grp.getgrgid(gid)
     except KeyError:
         return True
-    me = _user_name(os.geteuid())
+    me = name_or_uid(os.geteuid())
     return group.gr_name == me and set(group.gr_mem) <= {me}
 
 
@@ -195,7 +195,7 @@ def _is_read_only(here: Path) -> bool:
     return bool(os.statvfs(here).f_flag & os.ST_RDONLY)
 
 
-def _user_name(uid: int) -> str:
+def name_or_uid(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

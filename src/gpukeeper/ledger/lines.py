@@ -34,10 +34,10 @@ from gpukeeper.model.event import (
     WarningSent,
 )
 from gpukeeper.model.gpu import CheckResult, Grade
+from gpukeeper.model.reading import EPOCH
 from gpukeeper.model.unknown import Unknown
 
 TYPES = frozenset(str(one.__struct_config__.tag) for one in get_args(Event))
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _DECODER: reading.Decoder[Event] = reading.Decoder(cast("type[Event]", Event))
 _FAILED = frozenset({Result.STILL_THERE, Result.NOT_CAPTURED, Result.REFUSED, Result.UNKNOWN})

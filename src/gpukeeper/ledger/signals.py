@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from itertools import accumulate, pairwise
 from math import isnan
 from pathlib import Path
@@ -22,7 +22,8 @@ from typing import Final, TypeVar
 from gpukeeper.ledger.database import is_full, open_for_reading, open_for_writing, shrink_file, transaction, translated
 from gpukeeper.ledger.lines import text
 from gpukeeper.model.errors import LedgerError
-from gpukeeper.model.series import MINUTE, NOT_MEASURED, Sample, Series, Signal, unbroken
+from gpukeeper.model.reading import EPOCH
+from gpukeeper.model.series import MINUTE, NOT_MEASURED, Sample, Series, Signal, minute_of, unbroken
 from gpukeeper.model.unknown import Unknown
 
 Minute = tuple[int, float | None, int]
@@ -278,7 +279,6 @@ def _unpacked(packed: bytes, series: int, day: int, unpack: Callable[[bytes, int
 
 
 T = TypeVar("T")
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def open_signals(path: Path, *, write: bool) -> SqliteSignals:
@@ -334,7 +334,7 @@ class SqliteSignals:
 
 def prune(c: sqlite3.Connection, before: datetime) -> int:
     """Within a transaction. How many buckets went. A workload that was not measured since then is forgotten."""
-    minute = _minute(before)
+    minute = minute_of(before)
     gone = delete_minutes(c, minute)
     c.execute("DELETE FROM series WHERE newest < ?", (minute,))
     c.execute("DELETE FROM absent WHERE newest < ?", (minute,))
@@ -342,7 +342,7 @@ def prune(c: sqlite3.Connection, before: datetime) -> int:
 
 
 def _add(c: sqlite3.Connection, sample: Sample) -> None:
-    key, minute = text(sample.key), _minute(sample.at)
+    key, minute = text(sample.key), minute_of(sample.at)
     if not isinstance(sample.value, Unknown):
         series = _series_id(c, (key, sample.signal.value, text(sample.device), int(sample.slice)), minute)
         if not isnan(sample.value):
@@ -389,7 +389,7 @@ def _measure(c: sqlite3.Connection, series: int, sample: Sample) -> None:
 def _all_series(
     c: sqlite3.Connection, keys: Sequence[str], since: datetime, until: datetime
 ) -> Mapping[str, tuple[Series, ...]]:
-    first, last = _minute(since), _minute(until)
+    first, last = minute_of(since), minute_of(until)
     start = datetime.fromtimestamp(first * 60, until.tzinfo)
     found: dict[str, tuple[Series, ...]] = {}
     for key in keys:
@@ -428,7 +428,3 @@ def _micros(at: datetime) -> int:
 
 def _moment(micros: int) -> datetime:
     return EPOCH + timedelta(microseconds=micros)
-
-
-def _minute(at: datetime) -> int:
-    return int(at.timestamp()) // 60

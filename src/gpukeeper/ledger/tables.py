@@ -11,7 +11,7 @@ from itertools import islice
 
 import msgspec
 
-from gpukeeper.ledger.lines import EPOCH, TYPES, decode, micros, moment, says, text
+from gpukeeper.ledger.lines import TYPES, decode, micros, moment, says, text
 from gpukeeper.model import reading
 from gpukeeper.model.event import (
     Checkpoint,
@@ -28,6 +28,7 @@ from gpukeeper.model.event import (
 )
 from gpukeeper.model.fold import closes, decision_words, holds_from, is_gone, newest_clocks, refs_of, remember
 from gpukeeper.model.gpu import GpuMemory
+from gpukeeper.model.reading import EPOCH
 from gpukeeper.model.subject import EMPTY, ClockRecord, Hold, Memory, Ref
 from gpukeeper.model.unknown import Unknown
 

@@ -19,7 +19,7 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.policy import Activity as Thresholds
 from gpukeeper.model.series import BRIDGED_MAX, Series, Signal
-from gpukeeper.model.subject import Ref, Shape, State
+from gpukeeper.model.subject import LIVE, Ref, Shape
 from gpukeeper.model.unknown import Unknown, direct
 from gpukeeper.model.words import in_words
 
@@ -296,7 +296,6 @@ def _ago(minutes: int) -> str:
 
 WASTED_AFTER = timedelta(minutes=30)
 WASTED_SEARCHED = timedelta(hours=4)  # how far back its last use is searched
-_LIVE = (State.RUNNING, State.PAUSED)
 
 
 class Waste(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,7 +316,7 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
 def wasted(view: View, book: Rulebook, now: datetime) -> Waste | None:
     """None: it uses its GPUs, has none, was not measured long enough, or is never touched anyway."""
     subject = view.subject
-    if subject.shape is not Shape.WORKLOAD or subject.root is not None or subject.state not in _LIVE:
+    if subject.shape is not Shape.WORKLOAD or subject.root is not None or subject.state not in LIVE:
         return None
     if isinstance(subject.devices, Unknown) or not subject.devices or not view.series:
         return None

@@ -21,13 +21,12 @@ from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Decision, Verdict, View
 from gpukeeper.model.gpu import FIRST_BASELINE_MIB
 from gpukeeper.model.series import Signal
-from gpukeeper.model.subject import EMPTY, Memory, Ref, Shape, State, Subject
+from gpukeeper.model.subject import EMPTY, LIVE, Memory, Ref, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, direct
 
 BARE = "bare"  # the class of what a person runs outside any workload
 MINUTE = timedelta(minutes=1)
 NOT_MEASURED = (Unknown("not measured"), None)
-LIVE = (State.RUNNING, State.PAUSED)
 # By place: the verbs that are offered there. A place that is not named offers all.
 Offers = Mapping[tuple[str, str], Collection[Action]]
 

@@ -22,13 +22,12 @@ from gpukeeper.model.event import Closed, Noticed, WarningSent
 from gpukeeper.model.fold import remember
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Series
-from gpukeeper.model.subject import EMPTY, KEEP_ALIVE, Crashes, Outcome, State
+from gpukeeper.model.subject import EMPTY, KEEP_ALIVE, LIVE, Crashes, Outcome, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import SOON, due_in_words, in_words
 
 MINUTE = timedelta(minutes=1)
 FAR = timedelta(days=60)  # later actions are not predicted
-LIVE = (State.RUNNING, State.PAUSED)
 STEPS = 100  # more than all rules together have stages, and people have holds
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from gpukeeper.model.series import Series
 from gpukeeper.model.subject import EMPTY, Hold, Memory, Seen, Subject
 from gpukeeper.model.unknown import Unknown, direct
+from gpukeeper.model.words import in_words
 
 
 @direct
@@ -107,6 +108,10 @@ class Unseen(msgspec.Struct, frozen=True):
 
     what: str
     why: str
+
+
+def too_slow(what: str, deadline: timedelta) -> Unseen:
+    return Unseen(what, f"did not answer within {in_words(deadline)}")
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -227,6 +232,9 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     """The platform refused, and a retry will not help: missing permission, protected."""
 
     why: str
+
+
+ActResult: TypeAlias = Accepted | Changed | Refused | Unknown
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -30,6 +30,8 @@ from gpukeeper.model.gpu import GpuMemory, Past
 from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.model.subject import (
     EMPTY,
+    LIVE,
+    OVER,
     RESTORE,
     ClockRecord,
     Hold,
@@ -46,8 +48,6 @@ WARNINGS_KEPT = 12
 HOLDS_KEPT = timedelta(days=30)
 RUNS_KEPT = 10  # of each GPU
 BOOTS_KEPT = 32  # several machines may share a ledger
-_STARTED = (State.RUNNING, State.PAUSED)
-_OVER = (State.SUSPENDED, State.ENDED)
 
 
 def remember(memory: Memory, line: Event) -> Memory | None:
@@ -190,7 +190,7 @@ def _notice(memory: Memory, line: Noticed) -> Memory:
         memory = _add_run(memory, line.previous_end)
     if line.state is State.ENDED:
         return _notice_end(memory, line, class_)
-    if line.state not in _STARTED:
+    if line.state not in LIVE:
         return msgspec.structs.replace(memory, state=str(line.state), incarnation=line.incarnation, class_=class_)
     return msgspec.structs.replace(
         memory,
@@ -200,7 +200,7 @@ def _notice(memory: Memory, line: Noticed) -> Memory:
         started=line.started,
         first_start=memory.first_start or line.started or line.at,
         # What runs again after a stop was resumed by a user, even if that is no new incarnation.
-        stopped=None if new or memory.state in _OVER else memory.stopped,
+        stopped=None if new or memory.state in OVER else memory.stopped,
         first_seen_ended=None,
     )
 

@@ -19,7 +19,7 @@ TEXT_MAX = 64  # characters; no duration, time or number is longer
 SPAN_MAX = timedelta(days=36500)
 # Adding a few of the longest spans to an earlier time stays within the calendar.
 LATEST = datetime(9000, 1, 1, tzinfo=UTC)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _UNITS = {
     "us": 1,
@@ -101,7 +101,7 @@ def instant(seconds: float) -> datetime:
     if not abs(seconds) < 1e12:  # NaN, too
         raise ValueError("is out of range")
     try:
-        return _in_range(_EPOCH + timedelta(seconds=seconds))
+        return _in_range(EPOCH + timedelta(seconds=seconds))
     except OverflowError:
         raise ValueError("is out of range") from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -163,11 +163,18 @@ class State(StrEnum):
     REMOVING = "removing"  # its removal was requested already
 
 
+LIVE: Final = (State.RUNNING, State.PAUSED)
+OVER: Final = (State.ENDED, State.SUSPENDED)
+
+
 @direct
 class Outcome(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"  # ended by a person or by gpukeeper: neither success nor failure
+
+
+OUTCOMES: Final = tuple(one.value for one in Outcome)
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):

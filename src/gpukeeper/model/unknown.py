@@ -33,6 +33,13 @@ def is_known(fact: T | Unknown) -> TypeIs[T]:
     return not isinstance(fact, Unknown)
 
 
+def larger(one: float | Unknown, other: float | Unknown) -> float | Unknown:
+    """A value wins over an Unknown."""
+    if isinstance(one, Unknown):
+        return one if isinstance(other, Unknown) else other
+    return one if isinstance(other, Unknown) else max(one, other)
+
+
 E = TypeVar("E", bound=StrEnum)
 
 

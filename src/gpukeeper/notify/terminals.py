@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.devices.counters import TERMINAL_MAJORS
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Delivered, Message, NotDelivered
 from gpukeeper.model.subject import Subject
@@ -22,7 +23,6 @@ from gpukeeper.model.words import plain
 
 DEADLINE = timedelta(seconds=5)
 PTS = Path("/dev/pts")
-TERMINAL_MAJORS = range(136, 144)  # Unix98 pseudo terminals
 
 
 class Terminals:

@@ -20,7 +20,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from gpukeeper.model.errors import UsageError
-from gpukeeper.traces.spool import EPOCH, Spool, SpooledTrace
+from gpukeeper.model.reading import EPOCH
+from gpukeeper.traces.spool import Spool, SpooledTrace
 from gpukeeper.traces.table import NumberedRow, Table, TableMapping, check_columns, fill, stamp
 
 NULL: Final = ""

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gpukeeper.clients.prometheus import Prometheus, SeriesSelector, TimeSeries
 from gpukeeper.model.errors import PlatformError, UsageError
-from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
+from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal, minute_of, moment_of
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import plain
 from gpukeeper.platforms.kubernetes.minutes import (
@@ -24,8 +24,6 @@ from gpukeeper.platforms.kubernetes.minutes import (
     NAMES,
     Share,
     Trace,
-    begin_of,
-    minute_of,
     minutes_of_devices,
     source_of,
     trace,
@@ -84,7 +82,7 @@ class _Reader:
         step = SLICE // MINUTE
         for begin in range(first, last + 1, step):
             end = min(begin + step - 1, last)
-            since, until = begin_of(begin - LOOK_BACK), begin_of(end + 1)
+            since, until = moment_of(begin - LOOK_BACK), moment_of(end + 1)
             everything = SeriesSelector(names, "__name__", names)
             labels = await self._retried(partial(self._history.series, (everything,), since, until))
             instances = sorted({one.get("instance", "") for one in labels})

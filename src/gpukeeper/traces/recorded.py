@@ -38,9 +38,19 @@ from gpukeeper.model.event import (
     WarningSent,
 )
 from gpukeeper.model.fold import remember
-from gpukeeper.model.series import MINUTE, NOT_MEASURED, BadRow, MadePasses, RecordedRun, RecordedSeries, Signal
-from gpukeeper.model.subject import EMPTY, Hold, Memory, PlaceKey, Ref, State
-from gpukeeper.traces.spool import EPOCH, BadRows, unique
+from gpukeeper.model.reading import EPOCH
+from gpukeeper.model.series import (
+    MINUTE,
+    NOT_MEASURED,
+    BadRow,
+    MadePasses,
+    RecordedRun,
+    RecordedSeries,
+    Signal,
+    moment_of,
+)
+from gpukeeper.model.subject import EMPTY, LIVE, OVER, Hold, Memory, PlaceKey, Ref
+from gpukeeper.traces.spool import BadRows, unique
 
 _LINES = (
     "SELECT seq, line FROM journal WHERE key = ? AND seq <= ? "
@@ -48,8 +58,6 @@ _LINES = (
 )
 _PASSES = "SELECT seq, line FROM journal WHERE type IN ('pass', 'intent') AND seq <= ?"
 _REPLAYED = (idle.NAME, max_runtime.NAME)
-_LIVE = (State.RUNNING, State.PAUSED)
-_OVER = (State.ENDED, State.SUSPENDED)
 
 
 class _Life(msgspec.Struct):
@@ -90,11 +98,11 @@ class RecordedTrace:
 
     @property
     def begin(self) -> datetime:
-        return _at(self._edges.first)
+        return moment_of(self._edges.first)
 
     @property
     def end(self) -> datetime:
-        return _at(self._edges.last + 1)
+        return moment_of(self._edges.last + 1)
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -210,7 +218,7 @@ class RecordedTrace:
         if c.execute("SELECT 1 FROM journal WHERE key = ? AND type = 'decision'", (key,)).fetchone() is not None:
             return []
         known = [first for one in series if (first := first_minute(c, one)) is not None]
-        return [_Life("", _at(min(known)))] if known else []
+        return [_Life("", moment_of(min(known)))] if known else []
 
     def _series(
         self, c: sqlite3.Connection, columns: Sequence[tuple[int, str, str, int]], life: _Life
@@ -226,7 +234,7 @@ class RecordedTrace:
                 if mean is not None:
                     minutes[minute - first] = mean
             self._rows += len(rows)
-            yield RecordedSeries(Signal(signal), device, _at(first), minutes, bool(part))
+            yield RecordedSeries(Signal(signal), device, moment_of(first), minutes, bool(part))
 
 
 def _edges(c: sqlite3.Connection) -> _Edges | None:
@@ -262,7 +270,7 @@ def _made(lines: list[Passed], others: Mapping[int, int]) -> MadePasses:
 
 def _lives(lines: Sequence[Event], memory: Memory) -> list[_Life]:
     found: list[_Life] = []
-    if memory.started is not None and memory.state in {str(state) for state in _LIVE}:
+    if memory.started is not None and memory.state in {str(state) for state in LIVE}:
         found.append(_Life(memory.incarnation, memory.started, class_=memory.class_))
     for line in lines:
         match line:
@@ -281,13 +289,13 @@ def _lives(lines: Sequence[Event], memory: Memory) -> list[_Life]:
 
 def _notice(found: list[_Life], line: Noticed) -> None:
     same = bool(found) and found[-1].incarnation == line.incarnation
-    if line.state in _OVER:
+    if line.state in OVER:
         if same and (found[-1].ended is None or line.ended is not None):
             found[-1].ended = line.ended or line.at
         elif not same and line.started is not None and line.ended is not None:
             _end_before(found, line)  # it started and ended between two passes
             found.append(_Life(line.incarnation, line.started, line.ended, line.owner, line.class_ or ""))
-    elif line.state in _LIVE:
+    elif line.state in LIVE:
         if not same:
             _end_before(found, line)
             found.append(_Life(line.incarnation, line.started or line.at))
@@ -321,7 +329,3 @@ def _decoded_ref(stored: str) -> Ref | None:
         return reading.decode(stored, Ref)
     except msgspec.MsgspecError:
         return None
-
-
-def _at(minute: int) -> datetime:
-    return EPOCH + minute * MINUTE

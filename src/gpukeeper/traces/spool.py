@@ -14,7 +14,7 @@ import weakref
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -22,12 +22,21 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from gpukeeper.model.errors import KeeperError
-from gpukeeper.model.series import MINUTE, NOT_MEASURED, BadRow, MadePasses, RecordedRun, RecordedSeries, Signal
+from gpukeeper.model.reading import EPOCH
+from gpukeeper.model.series import (
+    MINUTE,
+    NOT_MEASURED,
+    BadRow,
+    MadePasses,
+    RecordedRun,
+    RecordedSeries,
+    Signal,
+    moment_of,
+)
 from gpukeeper.model.subject import PlaceKey
 
 CHUNK = 500_000  # points in memory before they are written
 BAD_KEPT = 100
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _TABLE = "CREATE TABLE chunks (series INTEGER NOT NULL, minutes BLOB NOT NULL, points BLOB NOT NULL)"
 
@@ -186,12 +195,12 @@ class SpooledTrace:
 
     @property
     def begin(self) -> datetime:
-        return _at(self._spool.first or 0)
+        return moment_of(self._spool.first or 0)
 
     @property
     def end(self) -> datetime:
         """When the last measured minute was over."""
-        return EPOCH if self._spool.last is None else _at(self._spool.last + 1)
+        return EPOCH if self._spool.last is None else moment_of(self._spool.last + 1)
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -248,7 +257,7 @@ class SpooledTrace:
         ends = [ended for _started, ended in workload.spans if ended is not None]
         after = max(ends, default=None)
         final = self._spool.last or 0
-        found = [(_at(first), _at(last + 1) if final - last > limit else None) for first, last in pieces]
+        found = [(moment_of(first), moment_of(last + 1) if final - last > limit else None) for first, last in pieces]
         if after is not None and found and found[-1][0] < after:
             found[-1] = (found[-1][0], self._over(after))
         return found
@@ -267,7 +276,7 @@ class SpooledTrace:
         begin, end = max(span[0], self.begin), span[1] or self.end
         first, last = _minute(begin), _minute(end - timedelta(microseconds=1))
         series = tuple(
-            RecordedSeries(one.signal, one.device, _at(first), dense, one.slice)
+            RecordedSeries(one.signal, one.device, moment_of(first), dense, one.slice)
             for one, minutes, values in measured
             if (dense := _dense(minutes, values, first, last)) is not None
         )
@@ -335,10 +344,6 @@ def _dense(minutes: array[int], values: array[float], first: int, last: int) -> 
         for minute, value in zip(minutes[begin:end], some, strict=True):
             dense[minute - first] = value
     return dense
-
-
-def _at(minute: int) -> datetime:
-    return EPOCH + minute * MINUTE
 
 
 def _minute(at: datetime) -> int:

@@ -23,9 +23,10 @@ import msgspec
 from gpukeeper.config import document, problems
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.reading import EPOCH
 from gpukeeper.model.series import MINUTE, NOT_MEASURED, Signal
 from gpukeeper.model.words import plain
-from gpukeeper.traces.spool import EPOCH, BadRows, Column, Spool, SpooledTrace, Stamp, Workload
+from gpukeeper.traces.spool import BadRows, Column, Spool, SpooledTrace, Stamp, Workload
 
 PAGE = "Keys and examples: docs/reference/traces.md, examples/traces."
 EVERY_MAX = timedelta(hours=1)

@@ -8,7 +8,7 @@ and not the size of the fleet. `for_reader` removes what a reader may not see. H
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from hashlib import blake2b
 
@@ -20,7 +20,7 @@ from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.forecast import NextStep
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Verdict
-from gpukeeper.model.reading import LATEST
+from gpukeeper.model.reading import EPOCH, LATEST
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown, direct
 
@@ -215,7 +215,6 @@ def gpu_order(tile: GpuTile) -> tuple[str, int, str, str, str, str]:
     return (tile.place, len(tile.name), tile.name, tile.device, tile.platform, tile.holder)
 
 
-EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _DECODER = reading.Decoder(MachineView)
 
 
@@ -224,7 +223,7 @@ def read_view(machine: str, body: str) -> MachineView:
     another. Raises ValueError for what is not a view of this version."""
     view = _DECODER.decode(body)
     for at in _times(msgspec.to_builtins(view, builtin_types=(datetime,))):
-        if at.tzinfo is None or not EARLIEST <= at < LATEST:
+        if at.tzinfo is None or not EPOCH <= at < LATEST:
             raise ValueError("a time in it is not valid")
     return msgspec.structs.replace(
         view,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from gpukeeper.engine.keeper import STOPPING
-from gpukeeper.engine.observe import LIVE, TreeCount
+from gpukeeper.engine.observe import LIVE_TREE, TreeCount
 from gpukeeper.engine.outlook import Outlooks, PolicyHead
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.lifecycle.budget import backlog_sentence, duplicate_sentences
@@ -111,7 +111,7 @@ def _added(parts: Iterable[TreeTotals]) -> tuple[TreeTotals, ...]:
         sums[one.category] = TreeTotals(
             one.category, so_far.total + one.total, so_far.keep + one.keep, so_far.remove + one.remove
         )
-    names = [*(one.value for one in Category), LIVE]
+    names = [*(one.value for one in Category), LIVE_TREE]
     return tuple(sums[name] for name in names if name in sums and sums[name].total.number)
 
 

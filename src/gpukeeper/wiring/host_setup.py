@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.config.timers import POLICY
+from gpukeeper.config.load import SITE_FILE
 from gpukeeper.ledger.files import make_private, why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
@@ -115,16 +115,17 @@ class HostSetup:
     def keeping_policy(self, files: Mapping[Path, str], *, asked: bool) -> Mapping[Path, str]:
         """Of files with a first policy: it replaces no policy that is in force, unless that is a first policy, too, and
         another one was asked for. UsageError: the policy there was named by a person or by `fleet`."""
-        [found] = [one for one in self.changes(files) if one.path == str(POLICY)]
-        there = self._read(POLICY)
+        [found] = [one for one in self.changes(files) if one.path == str(SITE_FILE)]
+        there = self._read(SITE_FILE)
         if found.change is not Change.UPDATE or there is None:
             return files
         if self.record().given is not False:
             raise UsageError(
-                f"{found.diff}\n{POLICY} was not made by this command, and a first policy would replace it as above. "
-                f"Nothing was written. To keep it: --policy {POLICY}. To replace it, name another policy: --policy FILE"
+                f"{found.diff}\n{SITE_FILE} was not made by this command, and a first policy would replace it as above."
+                f" Nothing was written. To keep it: --policy {SITE_FILE}. To replace it, name another policy: --policy "
+                "FILE"
             )
-        return files if asked else {**files, POLICY: there}
+        return files if asked else {**files, SITE_FILE: there}
 
     def write(self, files: Mapping[Path, str], unit: str, *, given: bool = False) -> tuple[FileChange, ...]:
         """Write what differs, then start the unit; without one, cron reads its file. What `changes` kept is kept.
@@ -139,7 +140,7 @@ class HostSetup:
         stale = [Path(one.path) for one in done if one.change is Change.REMOVE]
         if old.unit and old.unit != unit:
             self._disable(old.unit)
-        origin = given if POLICY in due else old.given
+        origin = given if SITE_FILE in due else old.given
         # Before the first file: an interrupted call must not leave files that nobody remembers.
         self._remember(Record(files={**old.files, **written}, before=there, unit=unit, given=origin))
         for path, text in due.items():

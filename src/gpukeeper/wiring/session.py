@@ -17,11 +17,11 @@ import msgspec
 from gpukeeper.blocking import SystemClock
 from gpukeeper.config.load import Loaded, Stamp, load_policy, policy_file, stamp
 from gpukeeper.devices.gpus import LocalGpus
-from gpukeeper.devices.holders import boot_id
+from gpukeeper.devices.holders import boot_id, user_name
 from gpukeeper.devices.meter import GpuMeter, GpuUsage
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.messages import breaker_closed, for_admins, overdue_message, stopped_message
-from gpukeeper.engine.ports import key_of
+from gpukeeper.engine.ports import key_of, place_name
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.ledger.evidence import DirectoryEvidence
 from gpukeeper.ledger.files import evidence_folder, ledger_path, make_private, usage_path
@@ -36,7 +36,6 @@ from gpukeeper.model.policy import Mode
 from gpukeeper.model.ports import MessageKind, StorageReader
 from gpukeeper.notify.catalog import admin_channels, owner_channels
 from gpukeeper.notify.messages import Messages
-from gpukeeper.platforms.host.connect import user_name
 from gpukeeper.wiring.messages import SEND_AT_END, configure, continue_messages, record_message
 from gpukeeper.wiring.places import Reach, find_platforms, local_meters, past_meter
 
@@ -147,7 +146,7 @@ def open_session(
     meters = local_meters(found, loaded, clock)
     usage = None if meters is None else meters.usage
     if only is not None:
-        platforms = tuple(p for p in platforms if only in (p.name, f"{p.name}/{p.place}"))
+        platforms = tuple(p for p in platforms if only in (p.name, place_name(p)))
         if not platforms:
             known = ", ".join(f"{r.platform}/{r.place}" for r in reaches if r.reachable)
             why = "".join(f" ({r.why})" for r in reaches if r.platform == only.partition("/")[0] and not r.reachable)

@@ -317,6 +317,13 @@ def test_one_of_two_turning_idle_is_accepted() -> None:
     assert judge.judge(pair(0.0, 0.0, 4_600_002), START + 2 * TICK)["GPU-2"].busy == 0.0
 
 
+def test_a_gpu_that_was_busy_and_is_not_listed_any_more_counts_for_the_doubt() -> None:
+    judge = UsageJudge()
+    judge.judge(pair(90.0, 80.0), START)
+    uses = judge.judge(pair(0.0, 0.0, 4_600_001)[:1], START + TICK)
+    assert "at once" in why(uses["GPU-1"].busy)
+
+
 def test_what_a_gpu_did_before_it_was_cut_is_forgotten() -> None:
     judge = UsageJudge()
     judge.judge(pair(90.0, 80.0), START)

@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpukeeper.config.load import load_text
+from gpukeeper.config.load import SITE_FILE, load_text
 from gpukeeper.config.timers import (
     CRON,
     PASS,
-    POLICY,
     SERVICE,
     TIMER,
     TMPFILES,
@@ -83,28 +82,28 @@ def test_remove_leaves_nothing_but_the_state_directory(machine: Machine) -> None
     machine.setup.write(FILES, UNIT)
     assert {one.change for one in machine.setup.remove()} == {Change.REMOVE}
     assert machine.files() == set()
-    assert not machine.at(POLICY.parent).exists()
+    assert not machine.at(SITE_FILE.parent).exists()
     assert machine.systemd.calls[-2:] == [f"disable --now {UNIT}", "daemon-reload"]
     assert machine.setup.removals() == ()
 
 
 def test_a_file_of_a_person_is_neither_overwritten_nor_removed(machine: Machine) -> None:
-    policy = machine.at(POLICY)
+    policy = machine.at(SITE_FILE)
     policy.parent.mkdir(parents=True)
     policy.write_text("preset: ci\n")
-    assert machine.state(POLICY) is Change.KEEP
+    assert machine.state(SITE_FILE) is Change.KEEP
     machine.setup.write(FILES, UNIT)
     assert policy.read_text() == "preset: ci\n"
     machine.setup.remove()
-    assert machine.files() == {str(POLICY)}
+    assert machine.files() == {str(SITE_FILE)}
 
 
 def test_a_file_that_was_changed_since_is_kept_on_removal_and_named(machine: Machine) -> None:
     machine.setup.write(FILES, UNIT)
-    machine.at(POLICY).write_text("mode: enforce\n")
+    machine.at(SITE_FILE).write_text("mode: enforce\n")
     kept = [one for one in machine.setup.remove() if one.change is Change.KEEP]
-    assert [one.path for one in kept] == [str(POLICY)]
-    assert machine.at(POLICY).read_text() == "mode: enforce\n"
+    assert [one.path for one in kept] == [str(SITE_FILE)]
+    assert machine.at(SITE_FILE).read_text() == "mode: enforce\n"
     assert not machine.at(SERVICE).exists()
 
 
@@ -198,7 +197,7 @@ MAKERS = [of_all, of_nobody, linked_to_nobodys, linked_by_nobody]
 
 
 @pytest.mark.parametrize("make", [*MAKERS, of_all_and_sticky])
-@pytest.mark.parametrize("directory", [POLICY.parent, SERVICE.parent, TMPFILES.parent])
+@pytest.mark.parametrize("directory", [SITE_FILE.parent, SERVICE.parent, TMPFILES.parent])
 def test_with_one_directory_that_others_can_change_nothing_at_all_is_written(
     machine: Machine, directory: Path, make: Callable[[Path], None]
 ) -> None:
@@ -235,16 +234,16 @@ def test_a_unit_that_an_admin_masked_is_kept_and_no_mode_of_dev_null_is_complain
 
 
 def test_a_policy_of_another_user_is_not_taken_for_one_of_root(machine: Machine) -> None:
-    machine.at(POLICY).parent.mkdir(parents=True)
-    machine.at(POLICY).write_text("mode: enforce\n")
-    machine.at(POLICY).chmod(0o666)
+    machine.at(SITE_FILE).parent.mkdir(parents=True)
+    machine.at(SITE_FILE).write_text("mode: enforce\n")
+    machine.at(SITE_FILE).chmod(0o666)
     with pytest.raises(KeeperError, match=r"Nothing was written.*policy\.yaml.*Fix: chmod go-w"):
         machine.setup.write(FILES, UNIT)
-    assert machine.files() == {str(POLICY)}
+    assert machine.files() == {str(SITE_FILE)}
 
 
 def test_the_first_policy_is_valid_and_dry() -> None:
-    policy = load_text(FILES[POLICY]).policy
+    policy = load_text(FILES[SITE_FILE]).policy
     assert policy.mode is Mode.PLAN
     assert set(policy.admins) == {"root", "eve"}
     assert set(policy.scope) == {"host", "docker"}
@@ -258,7 +257,7 @@ def test_a_program_that_a_unit_file_cannot_name_is_refused() -> None:
 def test_the_units_in_the_repository_are_those_that_setup_writes() -> None:
     directory = Path(__file__).resolve().parents[3] / "deploy" / "systemd"
     timer = host_files(HostAnswers(program=ANSWERS.program, every=Schedule(every=timedelta(hours=1))))
-    wanted = {path.name: text for path, text in {**FILES, **timer}.items() if path not in (POLICY, TMPFILES)}
+    wanted = {path.name: text for path, text in {**FILES, **timer}.items() if path not in (SITE_FILE, TMPFILES)}
     assert {path.name: path.read_text() for path in directory.iterdir()} == wanted
 
 
@@ -268,7 +267,7 @@ def test_cron_needs_no_systemd_and_is_taken_back(machine: Machine) -> None:
     assert unit_to_enable(by_cron) == ""
     machine.setup.write(files, "")
     assert machine.at(CRON).read_text().splitlines()[-1] == (
-        f"0 * * * * root {ANSWERS.program} apply --yes --policy {POLICY}"
+        f"0 * * * * root {ANSWERS.program} apply --yes --policy {SITE_FILE}"
     )
     assert machine.setup.is_active("")
     assert {one.change for one in machine.setup.changes(files)} == {Change.SAME}
@@ -329,7 +328,7 @@ def enabled(machine: Machine, unit: Path) -> Path:
 
 
 def test_a_given_policy_is_installed_as_it_is() -> None:
-    assert host_files(msgspec.structs.replace(ANSWERS, policy="mode: plan\n"))[POLICY] == "mode: plan\n"
+    assert host_files(msgspec.structs.replace(ANSWERS, policy="mode: plan\n"))[SITE_FILE] == "mode: plan\n"
 
 
 def test_a_machine_without_systemd_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -339,7 +338,7 @@ def test_a_machine_without_systemd_is_refused_before_anything_is_written(tmp_pat
     need_systemd(tmp_path)
 
 
-NAMED = {**FILES, POLICY: "preset: ci\n"}
+NAMED = {**FILES, SITE_FILE: "preset: ci\n"}
 OTHER = host_files(HostAnswers(program=ANSWERS.program, admins=("root", "ann"), platforms=("host",)))
 
 
@@ -375,14 +374,14 @@ def test_a_policy_of_an_older_version_may_have_been_named(machine: Machine) -> N
 
 def test_a_policy_of_a_person_and_none_at_all_are_treated_as_before(machine: Machine) -> None:
     assert machine.setup.keeping_policy(FILES, asked=False) == FILES
-    machine.at(POLICY).parent.mkdir(parents=True)
-    machine.at(POLICY).write_text("preset: ci\n")
+    machine.at(SITE_FILE).parent.mkdir(parents=True)
+    machine.at(SITE_FILE).write_text("preset: ci\n")
     assert machine.setup.keeping_policy(FILES, asked=True) == FILES
-    assert machine.state(POLICY) is Change.KEEP
+    assert machine.state(SITE_FILE) is Change.KEEP
 
 
 def test_a_named_policy_replaces_an_unchanged_one(machine: Machine) -> None:
     machine.setup.write(FILES, UNIT)
     machine.setup.write(NAMED, UNIT, given=True)
-    assert machine.at(POLICY).read_text() == NAMED[POLICY]
+    assert machine.at(SITE_FILE).read_text() == NAMED[SITE_FILE]
     assert machine.setup.record().given

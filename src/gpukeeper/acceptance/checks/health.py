@@ -22,6 +22,7 @@ from gpukeeper.acceptance.judging.health_rules import (
 )
 from gpukeeper.acceptance.judging.verdicts import (
     STOP_IT,
+    as_number,
     clocks_fixed,
     memory_clock_fixed,
     named_processes,
@@ -177,7 +178,10 @@ def _links(gpu: Gpu, last: Health, context: CheckContext) -> Iterator[Finding]:
 
 
 def _slot(gpu: Gpu, before: Health) -> Iterator[Finding]:
-    here, can = _number(before.states.get("pcie_generation_max")), _number(before.states.get("pcie_generation_gpu_max"))
+    here, can = (
+        as_number(before.states.get("pcie_generation_max")),
+        as_number(before.states.get("pcie_generation_gpu_max")),
+    )
     if here is not None and can is not None and here < can:
         words = f"its slot supports PCIe generation {here:.0f}, the GPU supports {can:.0f}. Check slot, riser and BIOS"
         yield _finding(gpu, Grade.WARN, "pcie-slot", words, Remedy.CHECK_CONFIG)
@@ -322,7 +326,7 @@ def _soft_reasons(gpu: Gpu, loaded: Sequence[Reading]) -> Iterator[Finding]:
 def _link_under_load(gpu: Gpu, before: Health, loaded: Sequence[Reading]) -> Iterator[Finding]:
     """A link that sleeps is slow, so only readings under load count, and of those the best."""
     for name, what in (("pcie_generation", "generation"), ("pcie_width", "width")):
-        could = _number(before.states.get(f"{name}_max"))
+        could = as_number(before.states.get(f"{name}_max"))
         seen = [value for reading in loaded if (value := getattr(reading, name)) is not None]
         if could is not None and seen and max(seen) < could:
             words = f"under load its PCIe {what} is {max(seen)} instead of {could:.0f}. Reseat it, check riser and slot"
@@ -331,7 +335,7 @@ def _link_under_load(gpu: Gpu, before: Health, loaded: Sequence[Reading]) -> Ite
 
 def _heat(gpu: Gpu, before: Health, loaded: Sequence[Reading], context: CheckContext) -> Iterator[Finding]:
     temperatures = [reading.temperature_c for reading in loaded if reading.temperature_c is not None]
-    limit = _number(before.states.get("slowdown_c"))
+    limit = as_number(before.states.get("slowdown_c"))
     if temperatures and limit is not None and max(temperatures) > limit - MARGIN_C:
         words = f"it reached {max(temperatures):.0f} °C, {limit:.0f} °C is its slowdown temperature. Check its cooling"
         yield _finding(gpu, Grade.WARN, "hot", words, Remedy.CHECK_CONFIG, value=max(temperatures))
@@ -369,10 +373,6 @@ def _grade(value: float, fail: float | None, warn: float | None) -> Grade | None
 
 def _known(value: Fact) -> bool:
     return value is not None and not isinstance(value, Unknown)
-
-
-def _number(value: Fact) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _counted(words: str, count: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,7 +13,9 @@ import msgspec
 
 from gpukeeper.model.unknown import Unknown, direct
 
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # it is a label in Kubernetes
 PORT = 29500  # of the rendezvous
+STAYING = frozenset({"daemonset", "statefulset"})  # forms whose programs stay after they have reported
 DEADLINE_S = 3600.0
 PLACES = ("context", "namespace", "engine", "hosts", "nodes")  # options without which a run is not found
 BACKOFF = 3  # restarts of a node's program before the engine gives up

@@ -19,11 +19,11 @@ from typing import TypeAlias
 import msgspec
 
 from gpukeeper.acceptance.fleet.group_jobs import Fabric, Job, Member, RankResult
+from gpukeeper.acceptance.fleet.launcher import PORT
 from gpukeeper.acceptance.record import GroupReport
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 
-GROUP_PORT = 29500
 NODES_MAX = 4096  # nodes
 _ORDINAL = re.compile(r".*-(\d{1,5})")
 # In order of precedence; all that are set must agree.
@@ -122,7 +122,7 @@ class _Reader:
             self.problems.append("MASTER_ADDR is not set. Set it to the name or address of the node with index 0")
         if port is not None and not 1 <= port <= 65535:
             self.problems.append(f"MASTER_PORT={port} is not a port (1 to 65535)")
-        return address.strip("[]"), GROUP_PORT if port is None else port
+        return address.strip("[]"), PORT if port is None else port
 
     def _port(self) -> int | None:
         found = [number for name in PORTS if (number := self.count(name)) is not None]

@@ -208,7 +208,7 @@ def held_back(uuid: str, trial: CheckRun, context: CheckContext) -> str:
 
 
 def power_limited(gpu: Gpu, reading: Health) -> str:
-    limit, usual = _number(reading.states.get("power_limit_w")), _number(reading.states.get("power_default_w"))
+    limit, usual = as_number(reading.states.get("power_limit_w")), as_number(reading.states.get("power_default_w"))
     if limit is None or usual is None or limit >= usual - 0.5:
         return ""
     return (
@@ -221,7 +221,7 @@ def clocks_fixed(gpu: Gpu, reading: Health, loaded: Sequence[Reading]) -> str:
     undo = f"nvidia-smi -i {gpu.index} -rgc (application clocks: nvidia-smi -i {gpu.index} -rac)"
     if any((one.reasons or 0) & FIXED_CLOCKS for one in loaded):
         return f"Its clocks are locked by a setting. To reset it: {undo}; then test again"
-    most, limit = _number(reading.states.get("sm_mhz_max")), _number(reading.states.get("power_limit_w"))
+    most, limit = as_number(reading.states.get("sm_mhz_max")), as_number(reading.states.get("power_limit_w"))
     clocks = [one.sm_mhz for one in loaded if one.sm_mhz is not None]
     watts = [one.power_w for one in loaded if one.power_w is not None]
     free = all(one.reasons is not None and not one.reasons & HELD_BY_LOAD for one in loaded)
@@ -237,7 +237,7 @@ def clocks_fixed(gpu: Gpu, reading: Health, loaded: Sequence[Reading]) -> str:
 
 
 def memory_clock_fixed(gpu: Gpu, reading: Health, loaded: Sequence[Reading]) -> str:
-    most = _number(reading.states.get("memory_mhz_max"))
+    most = as_number(reading.states.get("memory_mhz_max"))
     seen = [one.memory_mhz for one in loaded if one.memory_mhz is not None]
     if most is None or not seen or max(seen) >= 0.98 * most:
         return ""
@@ -247,7 +247,7 @@ def memory_clock_fixed(gpu: Gpu, reading: Health, loaded: Sequence[Reading]) -> 
     )
 
 
-def _number(value: Fact) -> float | None:
+def as_number(value: Fact) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

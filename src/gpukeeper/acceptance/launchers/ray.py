@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from gpukeeper.acceptance.fleet.launcher import (
 from gpukeeper.acceptance.launchers.programs import host as host_program
 from gpukeeper.acceptance.launchers.programs import ray_driver
 from gpukeeper.acceptance.launchers.programs.ray_driver import MARK
-from gpukeeper.acceptance.launchers.ssh import HostState, status_of
+from gpukeeper.acceptance.launchers.ssh import HostState, moment_of, status_of
 from gpukeeper.clients.ray import (
     METADATA_MAX,
     OVER_JOB,
@@ -111,15 +111,8 @@ def _take(found: JobLog, record: LogRecord, program: str) -> None:
         found.statuses[record.node] = status_of(record.state, program)
     elif record.node and record.phase is not None:
         found.statuses[record.node] = NodeStatus(
-            node=record.node, phase=record.phase, code=record.code, reason=record.reason, since=_moment(record.at)
+            node=record.node, phase=record.phase, code=record.code, reason=record.reason, since=moment_of(record.at)
         )
-
-
-def _moment(seconds: float | None) -> datetime | None:
-    try:
-        return None if seconds is None else reading.instant(seconds)
-    except ValueError:
-        return None
 
 
 def statuses(found: JobLog, nodes: Sequence[str], over: NodeStatus | None) -> tuple[NodeStatus, ...]:

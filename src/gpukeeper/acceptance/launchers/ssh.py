@@ -424,7 +424,7 @@ def status_of(state: HostState, program: str) -> NodeStatus:
         reason=reason,
         exit_code=state.exit_code,
         message=state.verdict,
-        since=_moment(state.ended or state.started or state.created),
+        since=moment_of(state.ended or state.started or state.created),
     )
 
 
@@ -437,7 +437,7 @@ def _ending(state: HostState, program: str) -> str:
     return {"stopped": "it was stopped on request", "log": "it wrote more than 64 MiB and was ended"}.get(state.why, "")
 
 
-def _moment(seconds: float | None) -> datetime | None:
+def moment_of(seconds: float | None) -> datetime | None:
     try:
         return None if seconds is None else reading.instant(seconds)
     except ValueError:

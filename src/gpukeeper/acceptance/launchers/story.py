@@ -21,6 +21,8 @@ import msgspec
 from gpukeeper.acceptance.fleet.collect import FRAME_MARK, Collected, FrameReader, RunReport, read_sent, run_report
 from gpukeeper.acceptance.fleet.launcher import (
     LOST,
+    RUN_ID,
+    STAYING,
     Launcher,
     NodeStatus,
     Phase,
@@ -43,7 +45,6 @@ from gpukeeper.model.unknown import Unknown
 
 DESCRIPTION, FLEET, PAGE, NODES_CSV, GPUS_CSV = "run.json", "fleet.json", "fleet.html", "nodes.csv", "gpus.csv"
 LOG, LOG_MAX = "log.txt", 256 << 10
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunArchive:
     def __init__(self, reports: Path, run: str) -> None:
-        if not _RUN.fullmatch(run):
+        if not RUN_ID.fullmatch(run):
             raise UsageError(f"{run!r} is not a run id. To list runs: gpukeeper accept list")
         self.path = reports / run
         self.nodes = ReportFolder(self.path / "nodes")
@@ -177,7 +178,6 @@ ATTEMPTS = 3  # to read the output of a node that has ended; then its log counts
 SLACK_S = 60.0  # after the deadline: the engine ends what runs, and the ends are collected
 LOST_READS = 3  # a node that is lost is not waited for any longer; if it comes back meanwhile, its report counts
 GONE_READS = 2  # a run that the engine does not have is gone when a second read confirms it
-STAYS = frozenset({"daemonset", "statefulset"})  # forms whose programs stay after they have reported
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -343,7 +343,7 @@ class _Collecting:
     def _is_due(self, status: NodeStatus) -> bool:
         """Worth a request: 512 nodes that compute need not be asked for their output every five seconds."""
         if status.phase is Phase.RUNNING:
-            return bool(status.message) or self.found.spec.form in STAYS
+            return bool(status.message) or self.found.spec.form in STAYING
         return status.phase is not Phase.WAITING and self._attempts.get(status.node, 0) < ATTEMPTS
 
     async def _collect(self, status: NodeStatus) -> None:

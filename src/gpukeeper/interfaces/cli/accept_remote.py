@@ -260,10 +260,6 @@ Namespace: TypeAlias = Annotated[
 Options: TypeAlias = Annotated[
     list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="With --on: an option of the engine.")
 ]
-Into: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
-]
 
 
 def logs(
@@ -273,7 +269,7 @@ def logs(
         str | None, typer.Option("--node", metavar="NODE", help="Only this node, completely. Default: all nodes.")
     ] = None,
     tail: Annotated[int, typer.Option("--tail", min=1, metavar="N", help="Last lines of each node.")] = 20,
-    report_dir: Into = None,
+    report_dir: o.ReportDir = None,
     namespace: Namespace = None,
     option: Options = None,
 ) -> None:
@@ -310,7 +306,7 @@ class CollectOptions:
 
     run: RunId
     on: Needed
-    report_dir: Into = None
+    report_dir: o.ReportDir = None
     namespace: Namespace = None
     option: Options = None
     json: o.Json = False

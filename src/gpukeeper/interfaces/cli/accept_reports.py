@@ -40,10 +40,6 @@ from gpukeeper.views.acceptance import (
 )
 
 WORSE = 4
-From: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
-]
 Run: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -55,7 +51,11 @@ Run: TypeAlias = Annotated[
 
 
 def list_(
-    report_dir: From = None, on: On = None, namespace: Namespace = None, option: Options = None, json: o.Json = False
+    report_dir: o.ReportDir = None,
+    on: On = None,
+    namespace: Namespace = None,
+    option: Options = None,
+    json: o.Json = False,
 ) -> None:
     """List the runs in the report directory, newest first. With --on: the runs that an engine has."""
     if on is not None:
@@ -81,7 +81,7 @@ def show(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page to this file instead.")
     ] = None,
-    report_dir: From = None,
+    report_dir: o.ReportDir = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all findings.")] = False,
     on: On = None,
     namespace: Namespace = None,
@@ -170,7 +170,7 @@ def compare(
             help="Exit with 4 if a value got worse by more than the noise, a verdict got worse, or a GPU is missing.",
         ),
     ] = False,
-    report_dir: From = None,
+    report_dir: o.ReportDir = None,
     json: o.Json = False,
 ) -> None:
     """Show what changed between two runs. Tests whether each change is more than noise."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
 import signal
 import socket
@@ -31,6 +30,7 @@ from gpukeeper.acceptance.fleet import group_jobs
 from gpukeeper.acceptance.fleet.collect import encode_frames, termination_message, without_result
 from gpukeeper.acceptance.fleet.group_jobs import Member, RankDevice
 from gpukeeper.acceptance.fleet.group_judge import Limits
+from gpukeeper.acceptance.fleet.launcher import RUN_ID
 from gpukeeper.acceptance.group.members import Membership, read_fabric, read_membership
 from gpukeeper.acceptance.group.session import merged, take_part
 from gpukeeper.acceptance.judging import reference, verdicts
@@ -386,7 +386,6 @@ def self_test(options: RunOptions) -> int:
     return {Grade.PASS: 0, Grade.FAIL: FAILED}.get(found.verdict, INCONCLUSIVE)
 
 
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # it is a label in Kubernetes
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 STOPS = (signal.SIGTERM, signal.SIGINT)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.ports import Platform, bug_words
+from gpukeeper.engine.ports import Platform, bug_words, place_name
 from gpukeeper.engine.reclaim import PassReport, empty_report, look_and_plan, reclaim
 from gpukeeper.interfaces.cli.observe import change_in_words
 from gpukeeper.interfaces.cli.plan import check_textfile, policy_head, print_notes, read_gpus_for, write_textfile
@@ -301,7 +301,7 @@ def _print_nodes(report: PassReport, nodes: list[SubjectChange]) -> None:
             typer.echo(plain(change_in_words(change, bytes_back(ours)[0])))
     back, unmeasured = bytes_back(report.outcomes)
     if back or (unmeasured and nodes):
-        where = f"{report.survey.platform.name}/{report.survey.platform.place}"
+        where = place_name(report.survey.platform)
         unknown = f"; size of {unmeasured} not measured" if unmeasured else ""
         typer.echo(f"{where}: {size_in_words(back)} freed{unknown}")
 

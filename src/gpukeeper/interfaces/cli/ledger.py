@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from gpukeeper import __version__
+from gpukeeper.devices.holders import user_name
 from gpukeeper.interfaces.cli.main import Entry, group_of
 from gpukeeper.interfaces.terminal import completion, show
 from gpukeeper.interfaces.terminal import options as o
@@ -44,7 +45,7 @@ from gpukeeper.ledger.tables import lines_after
 from gpukeeper.model.errors import LedgerError, UsageError
 from gpukeeper.model.event import Event
 from gpukeeper.model.words import size_in_words
-from gpukeeper.platforms.host.connect import hostname, user_name
+from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.views.history import (
     LineView,
     TotalsRow,

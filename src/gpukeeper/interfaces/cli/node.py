@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-import pwd
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -54,6 +53,7 @@ from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import confirmed, opened
+from gpukeeper.ledger.files import name_or_uid
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import GpuMemory
 from gpukeeper.model.unknown import Unknown
@@ -228,19 +228,12 @@ def _held(inventory: tuple[GpuFacts, ...] | Unknown) -> dict[str, str]:
     if isinstance(inventory, Unknown) or not inventory:
         return {}
     try:
-        found = occupied(inventory, holders.scan(), _user)
+        found = occupied(inventory, holders.scan(), name_or_uid)
     except OSError as error:
         return {str(one.uuid): f"unknown: {error.strerror}" for one in inventory}
     return {
         uuid: f"unknown: {by.why}" if isinstance(by, Unknown) else by for uuid, by in found.items() if by is not None
     }
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _row(gpu: GpuCondition) -> tuple[str, ...]:
@@ -389,10 +382,7 @@ def register(
     name: Annotated[
         str, typer.Argument(metavar="[NAME]", help="Serial number, UUID of a GPU or a machine, or node: each event.")
     ] = "",
-    report_dir: Annotated[
-        Path | None,
-        typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
-    ] = None,
+    report_dir: o.ReportDir = None,
     policy: o.PolicyFile = None,
     json: o.Json = False,
 ) -> None:

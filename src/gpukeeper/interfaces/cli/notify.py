@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from gpukeeper.config.load import load_policy
+from gpukeeper.devices.holders import user_name
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.messages import print_message
@@ -21,7 +22,6 @@ from gpukeeper.model.words import plain
 from gpukeeper.notify.catalog import Channel, admin_channels, owner_services
 from gpukeeper.notify.messages import TO_ADMINS, end_channel, send_in_time
 from gpukeeper.notify.terminals import Terminals
-from gpukeeper.platforms.host.connect import user_name
 
 app = typer.Typer(no_args_is_help=True)
 SOME_FAILED = 3  # exit code

@@ -19,6 +19,7 @@ from gpukeeper.interfaces.cli.main import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.messages import print_message
+from gpukeeper.interfaces.terminal.options import Json
 from gpukeeper.interfaces.terminal.session import opened_for_reading
 from gpukeeper.ledger.meta import backtest_record
 from gpukeeper.model.errors import KeeperError, PolicyError
@@ -59,9 +60,6 @@ COMMANDS = {
 app = typer.Typer(cls=group_of(COMMANDS), no_args_is_help=True, help="Check, show and try a policy. Changes nothing.")
 
 PolicyOption = Annotated[Path | None, typer.Option("--policy", metavar="FILE", help="Policy file.", show_default=False)]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout, with the name of its schema.")
-]
 
 GROUPS_REPLACE = (
     " A group's value replaces the class's, shorter or longer; of several groups the most generous value applies."
@@ -72,7 +70,7 @@ GROUPS_REPLACE = (
 def check(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Policy file.", show_default=False)] = None,
     policy: PolicyOption = None,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
     """Report all problems of a policy file, each with its line."""
     try:
@@ -105,7 +103,7 @@ def show(
         str | None, typer.Option(metavar="USER", help="Show the values that apply to this user, including groups.")
     ] = None,
     policy: PolicyOption = None,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
     """Show all effective values, or one section. Prints the origin of each value."""
     from gpukeeper.config.show import for_owner, part_for_owner, part_of, rows
@@ -135,7 +133,7 @@ def schema() -> None:
 
 
 @app.command()
-def sentence(policy: PolicyOption = None, as_json: JsonOption = False) -> None:
+def sentence(policy: PolicyOption = None, as_json: Json = False) -> None:
     """Print the policy as one English sentence."""
     loaded = _load(policy)
     _warn(_warnings(loaded))

@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpukeeper.config.load import load_file, load_text
-from gpukeeper.config.timers import POLICY, HostAnswers, host_files, unit_to_enable
+from gpukeeper.config.load import SITE_FILE, load_file, load_text
+from gpukeeper.config.timers import HostAnswers, host_files, unit_to_enable
 from gpukeeper.interfaces.cli.doctor import doctor
 from gpukeeper.interfaces.terminal import completion, show
 from gpukeeper.interfaces.terminal import options as o
@@ -69,7 +69,7 @@ def host(
     if policy is None:
         files = setup.keeping_policy(files, asked=bool(admins) or enforce or preset != PRESET)
     planned = setup.changes(files)
-    mode = _mode_in_force(files[POLICY], planned, timer=answers.every is not None)
+    mode = _mode_in_force(files[SITE_FILE], planned, timer=answers.every is not None)
     if not json:
         _print_changes(planned)
     if plan:
@@ -134,18 +134,18 @@ def _text_of(policy: Path | None) -> str | None:
     if policy is None:
         return None
     loaded = load_file(policy)
-    if loaded.file.exemptions_from is not None and policy.parent != POLICY.parent:
+    if loaded.file.exemptions_from is not None and policy.parent != SITE_FILE.parent:
         raise UsageError(
             f"{policy} takes exemptions from {loaded.file.exemptions_from}, which would not be copied. Nothing was "
-            f"written. Write them in the policy itself, or name a policy in {POLICY.parent}."
+            f"written. Write them in the policy itself, or name a policy in {SITE_FILE.parent}."
         )
     return policy.read_text(encoding="utf-8")
 
 
 def _mode_in_force(wanted: str, planned: Sequence[FileChange], *, timer: bool) -> Mode:
     """Of the policy that will be in force: one that a person wrote or changed is kept."""
-    kept = any(one.path == str(POLICY) and one.change is Change.KEEP for one in planned)
-    loaded = load_file(POLICY) if kept else load_text(wanted, "the policy to install", POLICY.parent)
+    kept = any(one.path == str(SITE_FILE) and one.change is Change.KEEP for one in planned)
+    loaded = load_file(SITE_FILE) if kept else load_text(wanted, "the policy to install", SITE_FILE.parent)
     if timer and loaded.policy.mode is Mode.PLAN:
         raise UsageError(
             f"--every starts `apply --yes`, which acts only in mode enforce, and the mode of {loaded.source} is plan. "
@@ -228,7 +228,7 @@ def _print_next(unit: str, mode: Mode, *, active: bool) -> None:
     elif mode is Mode.PLAN:
         show.text(
             f"{unit} is running. In mode plan it stops and removes nothing.\n"
-            f"Next: see what it would do with `gpukeeper plan`. When you agree, write mode: enforce in {POLICY}\n"
+            f"Next: see what it would do with `gpukeeper plan`. When you agree, write mode: enforce in {SITE_FILE}\n"
         )
     else:
         show.text(f"{unit} is running in mode enforce. What it will do next: gpukeeper plan\n")

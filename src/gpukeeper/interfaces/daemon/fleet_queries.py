@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpukeeper.engine.outlook import NOT_SHOWN
-from gpukeeper.engine.requests import DataReply, Reply, Request
+from gpukeeper.engine.requests import SECONDS_MAX, DataReply, Reply, Request
 from gpukeeper.interfaces.daemon.queries import ACCEPTANCE, LONGEST_TIMELINE, MOST_LINES, SHOWN_TIMELINE
 from gpukeeper.interfaces.daemon.requests import Identity
 from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from gpukeeper.ledger.copy.connect import Connection
 
 
-LONGEST = 100 * 365 * 86400.0  # seconds of an age
 JITTER = timedelta(seconds=2)
 OLD = timedelta(minutes=2)  # a view that its machine did not confirm for longer is not shown as present
 
@@ -100,7 +99,7 @@ class FleetState:
         """A machine that is not in the database any more, or whose view cannot be read, gets older."""
         for one in heads:
             if one.view_ago is not None and one.machine not in self._unreadable:
-                self._confirm(one.machine, now - timedelta(seconds=min(one.view_ago, LONGEST)))
+                self._confirm(one.machine, now - timedelta(seconds=min(one.view_ago, SECONDS_MAX)))
         silent = [one for one in heads if one.machine not in self.views or one.machine in self._unreadable]
         self.silent = {one.machine: self._why_silent(one) for one in silent}
         self.changed.set()
@@ -132,7 +131,7 @@ class FleetState:
         return machine in self.seen and now - self.seen[machine] > OLD
 
 
-LONGEST_REPORT = timedelta(days=400)
+SECONDS_MAX_REPORT = timedelta(days=400)
 MISSING = {
     "explain": "each rule's verdict is not in the copy of the fleet. On {machine}: gpukeeper explain {workload}",
     "plan": "the plan with its reasons is not in the copy of the fleet. On {machine}: gpukeeper plan",
@@ -163,7 +162,7 @@ class FleetQueries:
     async def answer(self, who: FleetReader, machine: str, request: Request) -> Reply:
         """Every refusal is a sentence."""
         try:
-            return _reply(await self._answer(who, machine, request))
+            return DataReply.of(await self._answer(who, machine, request))
         except OverflowError:
             return Reply(done=False, words="the time span is too long", exit_code=UsageError.exit_code)
         except CopyUnavailable as problem:
@@ -222,8 +221,8 @@ class FleetQueries:
             raise UsageError(f"{who.name} may read only their own figures and the totals")
         if request.since is None or request.until is None:
             raise UsageError("a report needs the beginning and the end of its time span")
-        if request.until - request.since > LONGEST_REPORT:
-            raise UsageError(f"a report over machines covers {LONGEST_REPORT.days} days at most")
+        if request.until - request.since > SECONDS_MAX_REPORT:
+            raise UsageError(f"a report over machines covers {SECONDS_MAX_REPORT.days} days at most")
         query = ReportQuery(
             since=request.since,
             until=request.until,
@@ -287,10 +286,6 @@ class FleetQueries:
             "Budget, channels, stopped passes and disk are not in the copy of the fleet. "
             f"On {machine}: gpukeeper doctor. The copy has its ledger up to line {found.lines}, {newest}."
         )
-
-
-def _reply(body: object) -> DataReply:
-    return DataReply(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))
 
 
 POLL = 2.0  # seconds between two looks if no reply is announced

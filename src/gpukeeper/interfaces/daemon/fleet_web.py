@@ -18,14 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper import __version__
-from gpukeeper.engine.requests import DataReply, Reply, Request
+from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.interfaces.daemon.fleet_queries import FleetQueries, FleetReader, FleetRequests, FleetState
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS
 from gpukeeper.interfaces.daemon.requests import (
     ANONYMOUS,
+    LOG_IN,
     LOGIN_VERBS,
-    NOT_LOGGED_IN,
     Identity,
     WebLogins,
     answer_login,
@@ -33,7 +32,7 @@ from gpukeeper.interfaces.daemon.requests import (
     log_in,
 )
 from gpukeeper.interfaces.daemon.server import RequestLimiter, listening, notify_systemd
-from gpukeeper.interfaces.daemon.web import READS, Log, Send, WebSettings, listen, supervised
+from gpukeeper.interfaces.daemon.web import READS, Log, Send, WebSettings, answer_of, listen, supervised
 from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.interfaces.link import BUG, Answer, Change, Condition, Person, Question, Welcome, new_revocations
 from gpukeeper.ledger.copy.connect import load_driver, problem_of_address, problem_of_machine, shown
@@ -51,7 +50,6 @@ from gpukeeper.views.live import MachineView, difference
 
 SOONEST = 0.5  # seconds between two rounds of changes
 AT_LEAST = 10.0  # seconds: so often ages are checked though nothing changed
-LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
 
 
 class FleetWeb:
@@ -86,18 +84,7 @@ class FleetWeb:
         return self._state.views
 
     async def welcome(self) -> Welcome:
-        setup = await self._settings.setup()
-        return Welcome(
-            machine=self._realm,
-            version=__version__,
-            key=await self._logins.key("cookies"),
-            anonymous=self._settings.anonymous,
-            session_seconds=int(self._settings.sessions.total_seconds()),
-            fleet=True,
-            site=setup.site,
-            account=setup.account,
-            tls=setup.tls,
-        )
+        return msgspec.structs.replace(await self._settings.welcome(self._realm, self._logins), fleet=True)
 
     async def publish(self, send: Send) -> None:
         await self._settings.serve(self._publish_views(send), send)
@@ -133,16 +120,8 @@ class FleetWeb:
         except Exception as bug:  # of one request: the others go on
             self._log(f"a request from the web failed, which is a bug in gpukeeper: {bug!r}")
             reply = Reply(done=False, words="this is a bug in gpukeeper; see the log of the web server", exit_code=BUG)
-        body = bytes(reply.body) if isinstance(reply, DataReply) else b"null"
-        return Answer(
-            id=question.id,
-            person=Person(name=self._name(who), admin=self._is_admin(who), login=who.login, kind=who.kind),
-            done=reply.done,
-            words=reply.words,
-            exit_code=reply.exit_code,
-            token=reply.token,
-            body=body,
-        )
+        person = Person(name=self._name(who), admin=self._is_admin(who), login=who.login, kind=who.kind)
+        return answer_of(question, person, reply)
 
     async def _answer(self, who: Identity, question: Question) -> Reply:
         request, machine = question.request, question.machine

@@ -260,27 +260,27 @@ class Queries:
         keeper, book = self._session.keeper, self._session.book
         match request.verb:
             case "plan":
-                return _reply(await outlooks(keeper, book, who, self._session.loaded.source))
+                return DataReply.of(await outlooks(keeper, book, who, self._session.loaded.source))
             case "standing":
-                return _reply(daemon_state(keeper))
+                return DataReply.of(daemon_state(keeper))
             case "report":
-                return _reply(await self._report(who, request))
+                return DataReply.of(await self._report(who, request))
             case "explain":
                 return await self._explain(who, request.workload)
             case "signals":
-                return _reply(await self._signals(who, request))
+                return DataReply.of(await self._signals(who, request))
             case "runs":
-                return _reply(await self._runs(request))
+                return DataReply.of(await self._runs(request))
             case "preview":
-                return _reply(await preview(keeper, book, who, request))
+                return DataReply.of(await preview(keeper, book, who, request))
             case "try":
-                return _reply(await self._try(who, request))
+                return DataReply.of(await self._try(who, request))
             case "backtest":
-                return _reply(await self._backtest(who))
+                return DataReply.of(await self._backtest(who))
             case "policy" | "health":
-                return _reply(await self._own_state(who, request.verb))
+                return DataReply.of(await self._own_state(who, request.verb))
             case _:
-                return _reply(await self._ledger(who, request))
+                return DataReply.of(await self._ledger(who, request))
 
     async def _explain(self, who: str, words: str) -> DataReply:
         keeper, book = self._session.keeper, self._session.book
@@ -294,8 +294,8 @@ class Queries:
         history = await self._about(subject.ref.uid, HISTORY) if full else ()
         one = await explained(keeper, book, found, history)
         if full:
-            return _reply(one)
-        return _reply(as_others_see(one, one.decision.reason if subject.owner == who else NOT_SHOWN))
+            return DataReply.of(one)
+        return DataReply.of(as_others_see(one, one.decision.reason if subject.owner == who else NOT_SHOWN))
 
     async def _signals(self, who: str, request: Request) -> Timeline:
         """Of one's own work; an admin's is all."""
@@ -425,7 +425,3 @@ def _reading() -> asyncio.Timeout:
 def _parameter(option: re.Match[str]) -> str:
     """An option of the command line as the name of a parameter: --idle-for, idle_for."""
     return option[1].replace("-", "_")
-
-
-def _reply(body: object) -> DataReply:
-    return DataReply(done=True, words="", body=msgspec.Raw(msgspec.json.encode(body)))

@@ -21,7 +21,7 @@ from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
 from gpukeeper.engine.view import refresh
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS, Queries
 from gpukeeper.interfaces.http_pages import Endpoint
-from gpukeeper.interfaces.link import PERSON, UNKNOWN_UID, Credentials
+from gpukeeper.interfaces.link import NOT_LOGGED_IN, PERSON, UNKNOWN_UID, Credentials
 from gpukeeper.ledger.logins import LINK_LASTS, Login, LoginKind, Logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Rulebook
@@ -32,7 +32,7 @@ from gpukeeper.wiring.session import Session
 
 LOGIN_VERBS = ("whoami", "redeem", "logout", "login", "token", "logins", "revoke")
 ON_THE_MACHINE = ("login", "token")  # a stolen session must not make itself last
-NOT_LOGGED_IN = 13  # exit code of a reply, never of a command
+LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
 TOKEN_LASTS, TOKEN_LASTS_MAX = timedelta(days=90), timedelta(days=366)
 NAMES = timedelta(seconds=5)
 LONGEST_NAME = 60
@@ -100,7 +100,7 @@ async def answer_login(logins: Logins, book: Rulebook, who: Identity, request: R
     if request.verb == "redeem":
         return await _redeem(logins, who, request, now, book.policy.web.sessions)
     if not who.name:
-        return Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)
+        return LOG_IN
     if request.verb in ON_THE_MACHINE and who.via:
         raise UsageError(f"{request.verb} works only on the machine itself: gpukeeper login")
     match request.verb:

@@ -18,18 +18,18 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
+from gpukeeper.devices.holders import user_name
 from gpukeeper.engine.requests import Reply, Request
+from gpukeeper.interfaces.daemon.requests import NAMES
 from gpukeeper.ledger.files import LONGEST_SOCKET_PATH, ROOT_SOCKET, why_untrusted
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
-from gpukeeper.platforms.host.connect import user_name
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,6 @@ BACKLOG = 128
 BREATH = 0.001  # seconds after a refusal: a storm of connections must not keep the loop busy
 AGAIN = 1.0  # seconds until the next try after accepting failed
 QUIET = 60.0  # seconds between two complaints about that
-NAMES = timedelta(seconds=5)
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 Log = Callable[[str], None]
 

@@ -25,8 +25,8 @@ from gpukeeper.engine.view import refresh
 from gpukeeper.interfaces.daemon.queries import VERBS, PresentView, Queries
 from gpukeeper.interfaces.daemon.requests import (
     ANONYMOUS,
+    LOG_IN,
     LOGIN_VERBS,
-    NOT_LOGGED_IN,
     Identity,
     WebLogins,
     answer_login,
@@ -216,6 +216,18 @@ READ_WITHIN = timedelta(seconds=20)  # files and names of users
 FOLLOW = 20.0  # seconds between two checks for changes
 
 
+def answer_of(question: Question, person: Person, reply: Reply) -> Answer:
+    return Answer(
+        id=question.id,
+        person=person,
+        done=reply.done,
+        words=reply.words,
+        exit_code=reply.exit_code,
+        token=reply.token,
+        body=bytes(reply.body) if isinstance(reply, DataReply) else b"null",
+    )
+
+
 class WebSettings:
     """`current`: the section in effect. `address`: where the dashboard listens."""
 
@@ -252,6 +264,19 @@ class WebSettings:
             if words not in warned:
                 self._log(f"WARNING: {words}")
         return self._setup
+
+    async def welcome(self, machine: str, logins: Logins) -> Welcome:
+        setup = await self.setup()
+        return Welcome(
+            machine=machine,
+            version=__version__,
+            key=await logins.key("cookies"),
+            anonymous=self.anonymous,
+            session_seconds=int(self.sessions.total_seconds()),
+            site=setup.site,
+            account=setup.account,
+            tls=setup.tls,
+        )
 
     async def serve(self, publishing: Coroutine[Any, Any, None], send: Send) -> None:
         """Publishes until the web process must be started again."""
@@ -346,18 +371,8 @@ class WebProcess:
         self._queries.close()
 
     async def welcome(self) -> Welcome:
-        setup = await self.settings.setup()
-        return Welcome(
-            machine=self._session.keeper.host,
-            version=__version__,
-            key=await self._logins.key("cookies"),
-            anonymous=self.settings.anonymous,
-            session_seconds=int(self.settings.sessions.total_seconds()),
-            site=setup.site,
-            account=setup.account,
-            tls=setup.tls,
-            demo=self.demo,
-        )
+        welcome = await self.settings.welcome(self._session.keeper.host, self._logins)
+        return msgspec.structs.replace(welcome, demo=self.demo)
 
     async def publish(self, send: Send) -> None:
         await self.settings.serve(self._publish_views(send), send)
@@ -388,21 +403,8 @@ class WebProcess:
                 ANONYMOUS,
                 Reply(done=False, words="this is a bug in gpukeeper; see the daemon's log", exit_code=BUG),
             )
-        body = bytes(reply.body) if isinstance(reply, DataReply) else b"null"
-        return Answer(
-            id=question.id,
-            person=Person(
-                name=who.name,
-                admin=bool(who.name) and is_admin(self._session.book, who.name),
-                login=who.login,
-                kind=who.kind,
-            ),
-            done=reply.done,
-            words=reply.words,
-            exit_code=reply.exit_code,
-            token=reply.token,
-            body=body,
-        )
+        admin = bool(who.name) and is_admin(self._session.book, who.name)
+        return answer_of(question, Person(name=who.name, admin=admin, login=who.login, kind=who.kind), reply)
 
     @asynccontextmanager
     async def _turn(self, limiter: RequestLimiter, who: Identity) -> AsyncIterator[None]:
@@ -417,7 +419,7 @@ class WebProcess:
         if request.verb in ("whoami", "redeem"):  # short, and before a login: others must not be able to delay them
             return who, await self._answer_login(who, request)
         if not who.name and not self.settings.anonymous:
-            return who, _LOG_IN
+            return who, LOG_IN
         if request.verb in LOGIN_VERBS:
             return who, await self._answer_login(who, request)
         if request.verb == "metrics":
@@ -427,7 +429,7 @@ class WebProcess:
             async with self._turn(self._reads, who):
                 return who, await self._queries.answer(who.reader, request)
         if not who.name:
-            return who, _LOG_IN
+            return who, LOG_IN
         async with self._turn(self._limiter, who):
             keeper = with_origin(session.keeper, who.name, who.via)
             reply = await fulfil(keeper, session.book, who.name, request, uid=who.uid)
@@ -447,4 +449,3 @@ class WebProcess:
 
 
 READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
-_LOG_IN = Reply(done=False, words="log in first: gpukeeper login", exit_code=NOT_LOGGED_IN)

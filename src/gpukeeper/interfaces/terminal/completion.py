@@ -16,7 +16,6 @@ Complete = Callable[[str], list[str]]
 MOST = 200  # more than is useful in a list
 PATIENCE = 0.5  # seconds, for a daemon
 PLATFORMS = ("docker", "host", "kubernetes", "ray")
-OUTCOMES = ("succeeded", "failed", "stopped")
 # The sections of a policy. A test compares them: the policy's own schema takes too long to load here.
 SECTIONS = (
     *("preset", "mode", "scope", "retention", "environments", "at_finish", "ttl", "classes", "groups", "admins"),
@@ -136,4 +135,6 @@ def platforms(incomplete: str) -> list[str]:
 
 @_silent
 def outcomes(incomplete: str) -> list[str]:
+    from gpukeeper.model.subject import OUTCOMES
+
     return _continuing(OUTCOMES, incomplete)

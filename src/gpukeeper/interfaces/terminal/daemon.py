@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpukeeper.config.machine import FLEET
+from gpukeeper.devices.holders import user_name
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.outlook import DaemonState
 from gpukeeper.engine.requests import DataReply, Reply, Request
 from gpukeeper.ledger.files import LONGEST_SOCKET_PATH, socket_path
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.platforms.host.connect import user_name
 
 SECONDS = 180.0  # a stop may take its grace and the reads afterwards
 SOON = 3.0  # for what one can do without

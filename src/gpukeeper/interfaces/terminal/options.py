@@ -39,6 +39,10 @@ Json: TypeAlias = Annotated[
 JsonLines: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print each line as one JSON object: the lines of the journal.")
 ]
+ReportDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--report-dir", metavar="DIR", help="Report directory. Default: reports/ in the state directory."),
+]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Suppress messages.")]
 Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is kept, and why.")]
 Yes: TypeAlias = Annotated[

@@ -20,13 +20,13 @@ from gpukeeper.ledger.files import ledger_path, may_exist, socket_path, state_fo
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.subject import OUTCOMES
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.journal import SqliteLedger
     from gpukeeper.wiring.session import Session
 
 
-OUTCOMES = ("succeeded", "failed", "stopped")
 NOBODY = "nobody"  # --owner: what has no known owner
 
 

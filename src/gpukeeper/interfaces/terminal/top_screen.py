@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gpukeeper.interfaces.terminal.messages import colours
+from gpukeeper.interfaces.terminal.show import fact
 from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.forecast import act_of, coming_in_brief
 from gpukeeper.lifecycle.warnings import without_steps
@@ -157,9 +158,9 @@ def _block(line: GpuTile, view: TopView, now: datetime, width: int) -> list[Text
         _name(line, several=several),
         _use(line),
         _memory(line),
-        _fact(line.owner) if line.holder else "-",
+        fact(line.owner) if line.holder else "-",
         "-" if line.since is None else in_words(now - line.since),
-        _fact(line.class_) or "-" if line.holder else line.how.value,
+        fact(line.class_) or "-" if line.holder else line.how.value,
     )
     first = Text()
     for cell, size in zip(cells, WIDTHS, strict=True):
@@ -212,10 +213,6 @@ def _next(line: GpuTile, now: datetime) -> Text:
     style = "red" if act.at is None or act.at <= now else "yellow" if act.at - now < SOON else "cyan"
     found = Text(f"{words} ({act.rule})", style=style)
     return found.append(f": {plain(without_steps(line.reason))}", style="default")
-
-
-def _fact(value: object) -> str:
-    return "?" if isinstance(value, Unknown) else "-" if value is None else str(value)
 
 
 def _padded(words: str, size: int) -> str:

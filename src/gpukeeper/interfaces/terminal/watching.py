@@ -22,7 +22,7 @@ from gpukeeper.blocking import in_thread
 from gpukeeper.config.load import Loaded
 from gpukeeper.config.machine import UsersNotListed
 from gpukeeper.config.show import rows
-from gpukeeper.engine.ports import bug_words
+from gpukeeper.engine.ports import bug_words, place_name
 from gpukeeper.engine.reclaim import PassReport
 from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.messages import print_message
@@ -230,7 +230,7 @@ class PassPrinter:
         """Printed when it begins and when it ends: no output must not be mistaken for no problem."""
         if not report.survey.whole or report.stopped is not None:
             return  # a narrow pass reads only what changed
-        place = f"{report.survey.platform.name}/{report.survey.platform.place}"
+        place = place_name(report.survey.platform)
         now = unseen_notes(report)
         if now != self._unseen.get(place, []):
             self._log("\n".join(now) if now else f"{place}: everything can be read again")

@@ -26,7 +26,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import BUG, LOOPBACK_HOSTS, NO_COPY, NOT_COPIED, Answer, Credentials, Person
+from gpukeeper.interfaces.link import (
+    BUG,
+    LOOPBACK_HOSTS,
+    NO_COPY,
+    NOT_COPIED,
+    NOT_LOGGED_IN,
+    Answer,
+    Credentials,
+    Person,
+)
 from gpukeeper.interfaces.web import charts, words
 from gpukeeper.interfaces.web.peers import Peers
 from gpukeeper.interfaces.web.security import (
@@ -227,7 +236,6 @@ async def _request(run: BulkRun, item: BulkItem, ask: Ask) -> Answer:
     return answer
 
 
-NOT_LOGGED_IN = 13
 LARGEST_FORM = 64 * 1024
 REMEMBERED = 5.0  # seconds: whose session it is, unless one is revoked; for each change the daemon looks it up again
 MOST_REMEMBERED = 5_000  # logins

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Protocol, cast
 
-import msgspec
-
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import (
     LARGEST,
@@ -19,30 +17,16 @@ from gpukeeper.interfaces.link import (
     Change,
     Condition,
     Credentials,
-    Demo,
     FromDaemon,
     Question,
     Revocations,
-    SiteSettings,
+    SourceSettings,
     TlsPair,
     Welcome,
     frame,
     read_frame,
 )
 from gpukeeper.views.live import Delta, MachineView, patched
-
-
-class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`key`: signs cookies. `anonymous`: reading needs no login."""
-
-    key: bytes
-    anonymous: bool
-    session_seconds: int
-    version: str
-    demo: Demo | None = None
-    site: SiteSettings = SiteSettings()
-    fleet: bool = False  # many machines, over their copy
-
 
 Listener = Callable[[str, Delta, MachineView], None]
 
@@ -108,13 +92,12 @@ class LinkedDaemon:
 
     def __init__(
         self,
-        settings: SourceSettings,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         revocations: Revocations,
         welcome: Welcome,
     ) -> None:
-        self._settings, self._reader, self._writer, self._revocations = settings, reader, writer, revocations
+        self._settings, self._reader, self._writer, self._revocations = welcome, reader, writer, revocations
         self.account, self.tls = welcome.account, welcome.tls
         self.on_tls: Callable[[TlsPair], None] = lambda pair: None  # called with a renewed certificate
         self._machines = Machines()
@@ -189,13 +172,4 @@ async def connect(link: socket.socket, revocations: Revocations) -> LinkedDaemon
     welcome = await read_frame(reader, Welcome, LARGEST)
     if welcome is None:
         raise SourceLost("the daemon has ended")
-    settings = SourceSettings(
-        key=welcome.key,
-        anonymous=welcome.anonymous,
-        session_seconds=welcome.session_seconds,
-        version=welcome.version,
-        demo=welcome.demo,
-        site=welcome.site,
-        fleet=welcome.fleet,
-    )
-    return LinkedDaemon(settings, reader, writer, revocations, welcome)
+    return LinkedDaemon(reader, writer, revocations, welcome)

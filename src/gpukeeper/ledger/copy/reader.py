@@ -21,7 +21,7 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.ledger.copy.admin import check_schema
 from gpukeeper.ledger.copy.connect import connect, disconnect, first_line, load_driver
-from gpukeeper.ledger.copy.ship import recorded_hours
+from gpukeeper.ledger.copy.ship import recorded_hours, storable
 from gpukeeper.ledger.lines import decode, says
 from gpukeeper.ledger.tables import HIGHEST, LineFilter
 from gpukeeper.model.errors import KeeperError, LedgerError
@@ -159,11 +159,6 @@ def _conditions(wanted: LineFilter) -> tuple[list[str], list[object]]:
         inside = f"%{_pattern(msgspec.json.encode(text).decode()[1:-1])}%"
         add("(l.body::text ILIKE %s OR l.workload ILIKE %s)", inside, f"%{_pattern(text)}%")
     return conditions, values
-
-
-def storable(words: str) -> str:
-    """What a text column can hold."""
-    return words.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _pattern(words: str) -> str:

@@ -462,7 +462,7 @@ def _insert_run(connection: Connection, machine: str, run: NodeTested) -> None:
         "INSERT INTO gpukeeper.runs (machine, run, at, node, verdict, reason, gpus, report, problem) "
         "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
     )
-    plain = [_text(one) if isinstance(one, str) else one for one in values[:-1]]
+    plain = [storable(one) if isinstance(one, str) else one for one in values[:-1]]
     psycopg = load_driver()
     try:
         with connection.transaction():
@@ -503,7 +503,8 @@ def _json(body: object) -> str:
     return without_nul(text.replace("\\", "\\\\")).replace("\\\\", "\\") if "\\u0000" in text else text
 
 
-def _text(words: str) -> str:
+def storable(words: str) -> str:
+    """What a text column can hold."""
     return words.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 

@@ -21,6 +21,7 @@ from gpukeeper.lifecycle.rules.idle import HORIZON_SLACK, horizon
 from gpukeeper.lifecycle.settings import Rulebook, idle_times
 from gpukeeper.model.decision import ACTING, Action, Decision, Verdict, View
 from gpukeeper.model.policy import Activity, OnLimit, PlaceScope, Policy
+from gpukeeper.model.reading import EPOCH
 from gpukeeper.model.series import RecordedRun, RecordedSeries, Series, Signal, TraceTime
 from gpukeeper.model.subject import Memory, Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
@@ -29,7 +30,6 @@ from gpukeeper.model.words import in_words
 HOUR = timedelta(hours=1)
 INCARNATION = "recorded"
 NOT_RECORDED = Unknown("not in the trace", by_design=True)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NEVER = datetime.max.replace(tzinfo=UTC)
 MOMENT = timedelta(microseconds=1)
 _SAYS_WHEN = (Verdict.WAIT, Verdict.REPORT, Verdict.SILENT)

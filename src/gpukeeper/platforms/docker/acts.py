@@ -35,7 +35,7 @@ from gpukeeper.devices import holders, signals
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.devices.signals import Target, terminate
 from gpukeeper.model import reading
-from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, Refused
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Ref, State, Subject
@@ -46,7 +46,6 @@ from gpukeeper.platforms.docker.host_facts import SCAN, HostInspector, HostSnaps
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import incarnation, state_of, version
 
-ActionResult = Accepted | Changed | Refused | Unknown
 FIRST_PROCESS = timedelta(seconds=10)  # minimum time between the stop signal and the kill, as the engine itself allows
 ENGINE_SLACK = timedelta(seconds=30)  # the engine tries several ways to end it before it fails
 RESTARTED_WITHIN = (0.0, 0.5, 1.0)  # seconds between reads: a restart is a stop, followed by a start a moment later
@@ -60,7 +59,7 @@ class ContainerActions:
     ) -> None:
         self._engine, self._records, self._holders = engine, records, holders
 
-    async def stop(self, fresh: Subject, grace: timedelta) -> ActionResult:
+    async def stop(self, fresh: Subject, grace: timedelta) -> ActResult:
         """Disables the restart policy, sends SIGTERM to the processes that use a GPU and waits, then stops it through
         the engine.
         """
@@ -87,7 +86,7 @@ class ContainerActions:
             if revives:
                 await self._restore_policy(container)
             return now
-        answer: ActionResult = Accepted()
+        answer: ActResult = Accepted()
         if state_of(now) in (State.RUNNING, State.PAUSED):
             answer = await self._stop(container.id, max(FIRST_PROCESS, grace - waited))
             if isinstance(answer, Accepted) and await self._hit_another_run(container):
@@ -106,7 +105,7 @@ class ContainerActions:
         now = await self._records.inspect(before.id)
         return isinstance(now, Inspected) and state_of(now) is State.ENDED and incarnation(now) != incarnation(before)
 
-    async def remove(self, fresh: Subject) -> ActionResult:
+    async def remove(self, fresh: Subject) -> ActResult:
         """Not forced, so that the engine refuses if it was started in the meantime; anonymous volumes stay.
 
         The engine cannot remove a container conditionally: a run that begins and ends after our read is removed with
@@ -218,7 +217,7 @@ class ContainerActions:
         if targets:
             await terminate(targets, grace)
 
-    async def _stop(self, id_: str, wait: timedelta) -> ActionResult:
+    async def _stop(self, id_: str, wait: timedelta) -> ActResult:
         try:
             await self._engine.post(
                 f"/containers/{part(id_)}/stop", t=round(wait.total_seconds()), deadline=wait + ENGINE_SLACK
@@ -231,7 +230,7 @@ class ContainerActions:
             return Unknown(str(silent))
         return Accepted()
 
-    async def _undo_if_it_runs(self, before: Inspected, answer: ActionResult) -> None:
+    async def _undo_if_it_runs(self, before: Inspected, answer: ActResult) -> None:
         """If a user restarted it during our stop, it keeps running and keeps its restart policy. So does a container
         that could not be stopped. While the engine is still stopping it, the policy does not restart it.
         """
@@ -324,7 +323,7 @@ class Orphans:
                 found = other
         return self._subject(holder, found, around)
 
-    async def end(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def end(self, fresh: Subject) -> ActResult:
         holder = await self._holder(fresh.ref)
         if isinstance(holder, Gone):
             return Changed("it has ended")

@@ -24,7 +24,7 @@ from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
-    Changed,
+    ActResult,
     Evidence,
     Guard,
     NothingToCapture,
@@ -170,7 +170,7 @@ class DockerPlatform(Platform):
         except PlatformError as problem:
             return Unknown(str(problem))
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         action = step.decision.action
         if action not in self.guards:
             return Refused(f"the engine does not support {action}")

@@ -36,7 +36,7 @@ from gpukeeper.clients.docker import (
 )
 from gpukeeper.disk.mounts import usage
 from gpukeeper.model import reading
-from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused, Unseen
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, NothingToCapture, Refused, Unseen
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.ports import Clock, ImageBytes, StorageBytes, WorkloadBytes
 from gpukeeper.model.subject import Disk, Gone, Ref, Shape, State, Subject
@@ -107,7 +107,7 @@ class Attachments:
         except (EngineError, EngineSilent) as problem:
             return Unknown(str(problem))
 
-    async def remove(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def remove(self, fresh: Subject) -> ActResult:
         """Unforced: the engine refuses a volume that any container refers to, and a network that a running one uses. A
         stopped container with that network was searched for by the read immediately before.
         """
@@ -267,7 +267,7 @@ class Leftovers:
         found = next((entry for entry in entries if entry.id == ref.uid), None)
         return cache_subject(found, self._at()) if found is not None else Gone(ref, self._clock.now())
 
-    async def remove_image(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def remove_image(self, fresh: Subject) -> ActResult:
         """By its id, which is its content. The engine refuses if a container uses it or it has a second name."""
         again = await self.read_image(fresh.ref)
         if isinstance(again, Gone):
@@ -291,7 +291,7 @@ class Leftovers:
             return Unknown(str(silent))
         return Accepted(bytes_back=await self._bytes_returned())
 
-    async def remove_cache(self, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def remove_cache(self, fresh: Subject) -> ActResult:
         """One entry, and only if the engine itself confirms that it was not used since our read."""
         if fresh.ref.uid == WHOLE_CACHE:
             return Refused("the build cache is removed entry by entry, as configured by build_cache.unused")

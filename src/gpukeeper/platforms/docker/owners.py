@@ -22,6 +22,7 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.clients.docker import Inspected
+from gpukeeper.devices.holders import FIRST_PERSON_UID
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
 
@@ -35,7 +36,6 @@ FOLDER_LABELS = (
 )
 _NAMED = re.compile(r".+\._\.([0-9]+)")
 _UID = re.compile(r"[0-9]{1,10}")
-FIRST_PERSON_UID = 1000
 MOST_FOLDERS = 64  # users may list any number; each may require a read of a slow disk
 SHOWN = 80  # characters of a user's text in a message of ours
 

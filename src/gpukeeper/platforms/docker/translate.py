@@ -26,6 +26,7 @@ from gpukeeper.clients.docker import (
 from gpukeeper.devices.driver.facts import GpuFacts, resolve_names
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model import reading
+from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.model.subject import Crashes, Marks, Outcome, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.model.words import plain
@@ -134,7 +135,6 @@ WHOLE_CACHE = "build-cache"  # its uid, too: no entry of the cache has this name
 CONTAINER, PROCESS, IMAGE, CACHE = "container", "process", "image", "build cache"
 VOLUME, NETWORK = "volume", "network"
 BUILT_IN = ("bridge", "host", "none", "podman", "docker_gwbridge")  # networks that an engine makes for itself
-WITHOUT_GPU = "without-gpu"
 NOT_MEASURED = Unknown("not measured")
 NEVER = "never started"
 KUBELET = "io.kubernetes."
@@ -357,10 +357,6 @@ def _moment(text: str) -> datetime | Unknown:
 # Orphaned processes
 
 
-def orphan_uid(holder: Holder) -> str:
-    return f"{holder.pid}@{holder.starttime}"
-
-
 def orphan_subject(
     holder: Holder,
     started: datetime,
@@ -372,9 +368,7 @@ def orphan_subject(
 ) -> Subject:
     comm = "".join(c if c.isprintable() and c != "/" else "?" for c in holder.comm)
     return Subject(
-        seen=Seen(
-            at.ref(PROCESS, f"{comm}-{holder.pid}", orphan_uid(holder)), f"{boot}:{holder.starttime}", "", at.now
-        ),
+        seen=Seen(at.ref(PROCESS, f"{comm}-{holder.pid}", holder.identity), f"{boot}:{holder.starttime}", "", at.now),
         shape=Shape.ORPHAN,
         state=State.RUNNING,
         owner=None,

@@ -20,25 +20,23 @@ from copy import copy
 from itertools import starmap
 from pathlib import Path, PurePosixPath
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.disk import kernel, measure, trash
 from gpukeeper.disk.erase import TreeDeleter
-from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, finish, remove
+from gpukeeper.disk.remove import UNDER_WAY, ExpectedTree, TreeRemoval, finish, remove
 from gpukeeper.disk.walk import Identity
-from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, Refused, too_slow
 from gpukeeper.model.subject import Category, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
 from gpukeeper.platforms.host import roots, translate
 from gpukeeper.platforms.host.connect import (
-    A_MOMENT,
     CANNOT_MEASURE,
     ForeignLink,
     Scan,
     Timeouts,
     not_all_removed,
     opened,
-    too_slow,
     unreadable,
 )
 from gpukeeper.platforms.host.directories import TreeScope, spellings
@@ -48,7 +46,6 @@ from gpukeeper.platforms.host.trees import Mentioned, mentioned_below
 UNFINISHED = Refused(
     "an interrupted removal has moved it to the trash; the next pass finishes that, and nothing was done"
 )
-UNDER_WAY = Refused("an earlier removal of it hangs, perhaps because the disk does not answer; nothing more was done")
 
 
 class TreeRemover:
@@ -56,9 +53,7 @@ class TreeRemover:
         self._scan, self._timeouts, self._mentioned = scan, timeouts, mentioned
         self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
 
-    async def remove(
-        self, fresh: Subject, named: TreeScope, uid: int | None = None
-    ) -> Accepted | Changed | Refused | Unknown:
+    async def remove(self, fresh: Subject, named: TreeScope, uid: int | None = None) -> ActResult:
         """`uid`: of the user who requests it, if not an admin."""
         identity, change = translate.two_numbers(fresh.ref.uid, ":"), translate.change_of(fresh)
         if identity is None or change is None:

@@ -17,12 +17,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.devices import holders
 from gpukeeper.devices.counters import Counters, read_process
 from gpukeeper.devices.driver.client import inventory as read_inventory
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.gpus import Occupied, occupied
+from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.mounts import identified
@@ -30,7 +31,7 @@ from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
     Action,
-    Changed,
+    ActResult,
     Evidence,
     Guard,
     NothingToCapture,
@@ -38,6 +39,7 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
     Unseen,
+    too_slow,
 )
 from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.ports import Clock
@@ -46,7 +48,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import translate
 from gpukeeper.platforms.host.acts import REPORT_FILE, TreeRemover, restore_report, save_report
 from gpukeeper.platforms.host.connect import (
-    A_MOMENT,
     NO_COPY,
     PAGE,
     READ_ONLY,
@@ -55,9 +56,7 @@ from gpukeeper.platforms.host.connect import (
     Scan,
     Timeouts,
     nothing_needed,
-    too_slow,
     unreadable,
-    user_name,
 )
 from gpukeeper.platforms.host.directories import TreeScope
 from gpukeeper.platforms.host.roots import Disks, roots_of
@@ -306,7 +305,7 @@ class HostPlatform(Platform):
             return NothingToCapture("reports are not saved: the policy disables reports.archive")
         return await save_report(subject, self._trees.named, self._timeouts)
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         if step.decision.action not in self.guards or fresh.shape is not Shape.TREE:
             return READ_ONLY
         return await self._removals.remove(fresh, self._trees.named, step.uid)

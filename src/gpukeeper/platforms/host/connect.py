@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 import socket
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -18,20 +17,20 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import measure
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import TreeRemoval
 from gpukeeper.model.decision import Refused, Unseen
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.words import in_words, size_in_words
+from gpukeeper.model.words import size_in_words
 
 Page: TypeAlias = tuple[tuple[Subject, ...], tuple[Unseen, ...]]
 Scan: TypeAlias = Callable[[], OpenFiles]
 # Directories that something will need when it starts, each with a clause that names it.
 Needed: TypeAlias = Callable[[], Awaitable[Mapping[str, str] | Unknown]]
 PAGE = 500  # subjects
-A_MOMENT = timedelta(seconds=5)  # extra time for work with its own deadline to report the timeout itself
 
 
 class Timeouts(msgspec.Struct, frozen=True):
@@ -52,19 +51,6 @@ async def nothing_needed() -> Mapping[str, str]:
 
 def hostname() -> str:
     return socket.gethostname()
-
-
-def user_name(uid: int) -> str:
-    """A name that only this uid has. Otherwise "uid 1234": a user may be named 1234, and a second uid may have the same
-    name; neither must be taken for this one.
-    """
-    try:
-        name = pwd.getpwuid(uid).pw_name
-        if pwd.getpwnam(name).pw_uid == uid:
-            return name
-    except KeyError:
-        pass
-    return f"uid {uid}"
 
 
 LINKS = 40  # as many as the kernel follows
@@ -149,10 +135,6 @@ def unreadable(what: str, error: OSError) -> Unseen:
     if isinstance(error, ForeignLink):
         return Unseen(what, str(error.strerror))
     return Unseen(what, f"could not be read: {error.strerror}")
-
-
-def too_slow(what: str, deadline: timedelta) -> Unseen:
-    return Unseen(what, f"did not answer within {in_words(deadline)}")
 
 
 def not_all_removed(removal: TreeRemoval, trash: str) -> Refused:

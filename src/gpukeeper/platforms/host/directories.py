@@ -16,17 +16,16 @@ import msgspec
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import measure, mounts
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import TreeMeasurement, instant
+from gpukeeper.disk.measure import TreeMeasurement, instant, tree_uid
 from gpukeeper.disk.mounts import Responsiveness, real_path_of
 from gpukeeper.disk.open_files import DirectoryUse
-from gpukeeper.model.decision import Unseen
+from gpukeeper.model.decision import Unseen, too_slow
 from gpukeeper.model.policy import DiskMarks
 from gpukeeper.model.subject import Disk
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.platforms.host import roots
-from gpukeeper.platforms.host.connect import too_slow, unreadable
+from gpukeeper.platforms.host.connect import unreadable
 from gpukeeper.platforms.host.roots import TreeEntry, TreeRoot, disk_of
-from gpukeeper.platforms.host.translate import tree_uid
 
 
 class TreeScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +158,7 @@ class MeasurementCache:
 
     def learn(self, measured: TreeMeasurement, now: datetime) -> None:
         if is_known(measured.size):
-            self._trees[tree_uid(measured.device, measured.inode)] = CachedMeasurement(measured, now)
+            self._trees[measured.tree_uid] = CachedMeasurement(measured, now)
 
     def learn_total(self, directory: RootDirectory, total: int, now: datetime) -> None:
         self._totals[directory.path] = (total, now)

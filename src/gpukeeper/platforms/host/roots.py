@@ -19,10 +19,11 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, mounts, trash
-from gpukeeper.disk.measure import printable
+from gpukeeper.disk.measure import KEEP, printable
 from gpukeeper.disk.mounts import Usage, real_path_of, silent_mount, usage
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.trash import TrashedTree
+from gpukeeper.model.decision import too_slow
 from gpukeeper.model.policy import Reports, Temporary
 from gpukeeper.model.subject import Disk, Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
@@ -35,11 +36,9 @@ from gpukeeper.platforms.host.connect import (
     Timeouts,
     opened,
     resolved_path,
-    too_slow,
     unreadable,
 )
 
-KEEP = ".keep"  # such a file at the top of a tree keeps it
 ANY = ("*",)
 
 

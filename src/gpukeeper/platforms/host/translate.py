@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.devices.holders import Holder
+from gpukeeper.devices.holders import FIRST_PERSON_UID, Holder
 from gpukeeper.disk.access_times import LastUse
 from gpukeeper.disk.measure import TreeMeasurement, printable
 from gpukeeper.disk.mounts import Usage
@@ -20,9 +20,7 @@ from gpukeeper.model.unknown import Unknown, is_known
 
 PLATFORM = "host"
 GPU, SLICE, PROCESS, TREE, REPORT, DISK = "gpu", "slice", "process", "tree", "report", "disk"
-FIRST_PERSON_UID = 1000  # lower uids are system users, among them the driver's services
 SETTLED = timedelta(seconds=60)  # younger processes may end by themselves before they are reported
-NOT_MEASURED = "not measured"
 HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
 FILESYSTEM = Unknown("a disk neither begins nor ends", by_design=True)
 NOT_ON_DISK = Unknown("it is not on a disk", by_design=True)
@@ -98,17 +96,13 @@ def is_bare(holder: Holder, started: datetime, now: datetime) -> bool:
     return not in_container and persons and now - started > SETTLED
 
 
-def process_uid(holder: Holder) -> str:
-    return f"{holder.pid}@{holder.starttime}"
-
-
 def process_subject(
     holder: Holder, devices: tuple[str, ...] | Unknown, owner: str, started: datetime, boot: str, at: PlaceAndTime
 ) -> Subject:
     state = State.PAUSED if holder.stopped else State.RUNNING
     name = f"{printable(holder.comm)}-{holder.pid}"
     return Subject(
-        seen=at.seen(PROCESS, name, process_uid(holder), f"{boot}:{holder.starttime}", state),
+        seen=at.seen(PROCESS, name, holder.identity, f"{boot}:{holder.starttime}", state),
         state=state,
         owner=owner,
         class_=holder.container if isinstance(holder.container, Unknown) else "bare",
@@ -159,10 +153,6 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def tree_uid(device: int, inode: int) -> str:
-    return f"{device}:{inode}"
-
-
 class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a tree besides its files."""
 
@@ -180,12 +170,10 @@ class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tree_subject(tree: TreeFacts, measured: TreeMeasurement, at: PlaceAndTime) -> Subject:
-    newest_change = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
-    incarnation = f"{measured.inode}:{newest_change}"
-    uid = tree_uid(measured.device, measured.inode)
+    incarnation = measured.incarnation
     labels = {"root": tree.root} | ({"held_by": f"pid {tree.held_by}"} if tree.held_by else {})
     return Subject(
-        seen=at.seen(tree.kind, printable(tree.path), uid, incarnation, incarnation),
+        seen=at.seen(tree.kind, printable(tree.path), measured.tree_uid, incarnation, incarnation),
         shape=Shape.TREE,
         state=State.ENDED,
         owner=tree.owner,

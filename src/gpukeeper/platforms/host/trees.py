@@ -18,7 +18,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import A_MOMENT, in_thread
+from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import access_times, measure, mounts, open_files
 from gpukeeper.disk.access_times import FileWatcher, LastUse, ReadRecording, Reads
 from gpukeeper.disk.kernel import STATUS_MAX, read_proc, read_proc_part, stat_fields
@@ -26,12 +27,11 @@ from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement, printable
 from gpukeeper.disk.mounts import Responsiveness
 from gpukeeper.disk.open_files import why_unseen
 from gpukeeper.disk.trash import is_trash
-from gpukeeper.model.decision import Unseen
+from gpukeeper.model.decision import Unseen, too_slow
 from gpukeeper.model.subject import Category, Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host import directories, roots, translate
 from gpukeeper.platforms.host.connect import (
-    A_MOMENT,
     NEVER_FROM_HERE,
     PAGE,
     Needed,
@@ -40,9 +40,7 @@ from gpukeeper.platforms.host.connect import (
     Timeouts,
     nothing_needed,
     opened,
-    too_slow,
     unreadable,
-    user_name,
 )
 from gpukeeper.platforms.host.directories import MeasurementCache, RootDirectory, TreeScope
 from gpukeeper.platforms.host.roots import TreeEntry
@@ -194,7 +192,7 @@ def rank_reports(reports: Sequence[Subject], contents: Mapping[str, datetime | U
 
 def report_uids_in(root: roots.TreeRoot) -> frozenset[str]:
     found = (roots.top_of(entry) for entry in roots.entries_of(root))
-    return frozenset(translate.tree_uid(one.st_dev, one.st_ino) for one in found if one is not None)
+    return frozenset(measure.tree_uid(one.st_dev, one.st_ino) for one in found if one is not None)
 
 
 class LargeTree:

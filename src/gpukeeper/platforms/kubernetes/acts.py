@@ -20,7 +20,7 @@ from gpukeeper.clients.kubernetes.connect import Cluster
 from gpukeeper.clients.kubernetes.exchange import ApiError, ClusterUnavailable
 from gpukeeper.clients.kubernetes.wire import Meta, PartialMetadata, Pod, Root
 from gpukeeper.model import reading
-from gpukeeper.model.decision import Accepted, Changed, Refused
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Refused
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Ref, State, Subject, Warned
@@ -32,6 +32,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     Kind,
     Lever,
     Propagation,
+    Served,
     SuspendItself,
     SuspendPart,
 )
@@ -39,7 +40,6 @@ from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
 from gpukeeper.platforms.kubernetes.marks import HOLD_UNTIL, WARNED, AnnouncedWarnings, moment
 from gpukeeper.platforms.kubernetes.translate import STOPPED
 from gpukeeper.platforms.kubernetes.writes import (
-    ActResult,
     another,
     cannot_stop,
     combined,
@@ -55,7 +55,6 @@ from gpukeeper.platforms.kubernetes.writes import (
     without_finalizer,
 )
 
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]
 ReadAgain: TypeAlias = Callable[[], Awaitable[Subject | Gone | Changed | Unknown]]
 Send: TypeAlias = Callable[[Mapping[str, str]], Awaitable[bytes]]
 
@@ -379,9 +378,7 @@ class Annotations:
         answer = await self._write(ref, {HOLD_UNTIL: value}, until)
         return Refused(answer.why) if isinstance(answer, Changed) else answer
 
-    async def _write(
-        self, ref: Ref, annotations: Mapping[str, str | None], until: datetime | None = None
-    ) -> Accepted | Changed | Refused | Unknown:
+    async def _write(self, ref: Ref, annotations: Mapping[str, str | None], until: datetime | None = None) -> ActResult:
         kind = BY_NAME[ref.kind]
         version = await self._served(kind)
         if isinstance(version, Unknown):

@@ -19,6 +19,7 @@ from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
+    ActResult,
     Changed,
     Evidence,
     Guard,
@@ -201,7 +202,7 @@ class KubernetesPlatform(Platform):
             read = await self._bulk.current(subject.ref.uid)
             return await self._captures.capture(kind, subject.ref, what, pods, read)
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         if fresh.shape is Shape.REMNANT:
             return Refused(ONLY_REPORTED)
         kind, ref, action = BY_NAME[fresh.ref.kind], fresh.ref, step.decision.action
@@ -253,9 +254,7 @@ class KubernetesPlatform(Platform):
                     if event.type == "DELETED":
                         self._removals.report_deleted(event.object.metadata.uid)
 
-    async def _act(
-        self, kind: Kind, action: Action, fresh: Subject, last_read: ReadObject
-    ) -> Accepted | Changed | Refused | Unknown:
+    async def _act(self, kind: Kind, action: Action, fresh: Subject, last_read: ReadObject) -> ActResult:
         living = tuple(one for one in last_read.pods if one.status.phase not in OVER_PHASES)
         match action:
             case Action.REMOVE:

@@ -7,7 +7,7 @@ gate, with a note, so that a second restore starts it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -23,16 +23,16 @@ from gpukeeper.clients.kubernetes.exchange import (
 )
 from gpukeeper.clients.kubernetes.wire import ContainerStatus, Meta, Owner, Pod, Root
 from gpukeeper.model import reading
-from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, NothingToCapture, Refused
 from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.acts import RETRIES, ClusterActions, Served, pause_before_retry
+from gpukeeper.platforms.kubernetes.acts import RETRIES, ClusterActions, pause_before_retry
 from gpukeeper.platforms.kubernetes.kinds.catalog import known_owner
-from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Json, Kind, Lever, Served
 from gpukeeper.platforms.kubernetes.kinds.pod import GATE, POD
 from gpukeeper.platforms.kubernetes.objects import ListedObject
 from gpukeeper.platforms.kubernetes.translate import STOPPED
-from gpukeeper.platforms.kubernetes.writes import ActResult, resource, result_of_error, suspension
+from gpukeeper.platforms.kubernetes.writes import resource, result_of_error, suspension
 
 MANIFEST, TREE, EVENTS = "manifest.json", "tree.json", "events.json"
 RESTORED_FROM, WAS_OWNED = "gpukeeper.io/restored-from", "gpukeeper.io/was-owned-by"
@@ -284,7 +284,6 @@ CUT_BELOW = b"\n[gpukeeper: its lines are too long; later lines were not capture
 ROOM_FOR_NOTES = 64 * 1024
 
 JsonObject: TypeAlias = dict[str, Any]
-ServedVersion: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]
 
 
 class _Full(Exception):
@@ -310,7 +309,7 @@ class _Files:
 
 
 class EvidenceCapture:
-    def __init__(self, cluster: Cluster, served: ServedVersion) -> None:
+    def __init__(self, cluster: Cluster, served: Served) -> None:
         self._cluster, self._served = cluster, served
 
     async def capture(

@@ -37,11 +37,12 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     Kind,
     NoRuntime,
     RuntimeTtl,
+    Served,
     TreeNode,
     ago,
     cut,
 )
-from gpukeeper.platforms.kubernetes.owners import Served, climb, descendants
+from gpukeeper.platforms.kubernetes.owners import climb, descendants
 
 if TYPE_CHECKING:
     from gpukeeper.clients.kubernetes.connect import Cluster

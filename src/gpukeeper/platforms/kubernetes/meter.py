@@ -19,7 +19,7 @@ import msgspec
 from gpukeeper.clients.prometheus import Prometheus, SeriesSelector, TimeSeries, fetch_dcgm_text
 from gpukeeper.devices.busy import is_busy
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.series import Sample, Signal
+from gpukeeper.model.series import Sample, Signal, minute_of, moment_of
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
@@ -35,8 +35,6 @@ from gpukeeper.platforms.kubernetes.minutes import (
     Share,
     Trace,
     Value,
-    begin_of,
-    minute_of,
     minutes_of_devices,
     pod_of,
     source_of,
@@ -152,7 +150,7 @@ class PodCounters:
                 query = words.format(by=BY, where=SeriesSelector((name,), label, some, self._only).matchers())
                 # Worked out at the end of each minute, for that minute and the one before.
                 lines = await self._prometheus.range(
-                    query, begin_of(first + 1 - LOOK_BACK), begin_of(last + 1), ONE_MINUTE
+                    query, moment_of(first + 1 - LOOK_BACK), moment_of(last + 1), ONE_MINUTE
                 )
                 if isinstance(lines, Unknown):
                     return lines
@@ -305,7 +303,7 @@ class ClusterMeter:
 
     async def _read(self, group: Sequence[PendingMeasurement], scraped: Sequence[Trace], now: datetime) -> list[Sample]:
         first, last = min(one.first for one in group), minute_of(now - SETTLED) - 1
-        traces = await self._traces(group, begin_of(min(first, last) - LOOK_BACK), now)
+        traces = await self._traces(group, moment_of(min(first, last) - LOOK_BACK), now)
         if isinstance(traces, Unknown) and not scraped:
             return [sample for one in group for sample in _unknown(one.subject, now, traces)]
         traces = [*(() if isinstance(traces, Unknown) else traces), *scraped]

@@ -11,15 +11,16 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TypeAlias
 
 import msgspec
 
 from gpukeeper.clients.prometheus import DCGM_FIELDS, parse_export
-from gpukeeper.devices.busy import is_busy
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.devices.busy import STALE_AFTER, STEADY_MIB, AllIdle, is_busy
+from gpukeeper.model.series import moment_of
+from gpukeeper.model.unknown import Unknown, larger
 
 Device: TypeAlias = tuple[str, int | None]  # uuid of the GPU; GPU instance of a slice
 Share: TypeAlias = tuple[str, int | None, str]  # the same, and which replica of a GPU that is shared
@@ -27,17 +28,15 @@ Pod: TypeAlias = tuple[str, str]  # namespace and name
 Value: TypeAlias = float | Unknown
 Point: TypeAlias = tuple[float, Value]  # seconds since the epoch
 
-MINUTE = 60
+MINUTE, ONE_MINUTE = 60, timedelta(minutes=1)
 MOMENT = timedelta(microseconds=1)
 LOOK_BACK = 8  # minutes before the first one that is judged: for the energy counter and for doubts
 BACK_MAX = 120  # minutes of history that the first reading requests
 PAIR_MAX = 5 * MINUTE  # seconds between two readings of a counter that are compared
-DOUBT_FOR = 5  # minutes
 NEVER_IDLE_WATTS = 250.0  # no GPU rests at that
 SURELY_BUSY = 50.0  # percent: no policy calls that idle, so it need not be plausible
 APART = 1.5  # times the usual time between two readings: farther apart, one is missing
 APART_MIN, APART_MAX = 45.0, 90.0  # seconds
-STEADY_MIB = 64  # memory in use varies by no more at rest
 SIGNALS = {"engine", "utilisation", "energy_mj", "power_watts", "memory_used_mib"}
 NAMES = tuple(sorted(name for name, (field, _read) in DCGM_FIELDS.items() if field in SIGNALS))
 
@@ -123,7 +122,8 @@ def minutes_of_devices(traces: Sequence[Trace], first: int, last: int) -> dict[D
         for device, values in by_device.items():
             for minute, value in values.items():
                 if minute >= first:
-                    merged[device][minute] = _busier(merged[device].get(minute), value)
+                    other = merged[device].get(minute)  # of another exporter of the same device
+                    merged[device][minute] = value if other is None else larger(value, other)
     return {device: DeviceMinutes(values, device[1] is not None) for device, values in merged.items()}
 
 
@@ -199,7 +199,7 @@ class _Plausibility:
             return Unknown("the exporter has no energy counter, so its values may be stale")
         if minute in self._fallen:
             return Unknown("its energy counter was reset: the driver was just loaded")
-        if minute not in self._grown and minute - 1 not in self._grown:
+        if not any(minute - back in self._grown for back in range(STALE_AFTER // ONE_MINUTE)):
             return Unknown("its energy counter does not increase, so the exporter's values are stale")
         return None
 
@@ -239,22 +239,15 @@ def _by_minute(points: Sequence[Point]) -> dict[int, list[Value]]:
 
 
 def _doubt_all_at_once(by_device: Mapping[Device, dict[int, Value]], first: int, last: int) -> None:
-    """A dead source shows all devices idle at once. So does, for a while, the end of a job on all of them."""
-    state: dict[Device, bool] = {}  # busy when last known
-    until = first
+    all_idle = AllIdle[Device]()
     for minute in range(first, last + 1):
-        now = {
+        known = {
             device: is_busy(value, device[1] is not None)
             for device, values in by_device.items()
             if not isinstance(value := values.get(minute, _NOTHING), Unknown)
         }
-        if any(now.values()):
-            until = minute
-        elif now and sum(state.values()) >= 2 and any(state.get(device) for device in now):
-            until = minute + DOUBT_FOR
-        state |= now
-        if minute < until:
-            for device in now:
+        if all_idle.doubts(known, minute * MINUTE):
+            for device in known:
                 by_device[device][minute] = ALL_AT_ONCE
 
 
@@ -283,28 +276,12 @@ def _shared(traces: Sequence[Trace]) -> set[int]:
     return {minute for minute, who in sharers.items() if len(who) > 1 or any(replica for _pod, replica in who)}
 
 
-def _busier(one: Value | None, other: Value) -> Value:
-    """Two exporters of the same device: busy wins, and one may have what the other lacks."""
-    if one is None or isinstance(one, Unknown):
-        return other
-    return one if isinstance(other, Unknown) else max(one, other)
-
-
-def minute_of(at: datetime) -> int:
-    return int(at.timestamp()) // MINUTE
-
-
-def begin_of(minute: int) -> datetime:
-    return datetime.fromtimestamp(minute * MINUTE, UTC)
-
-
 def whole(minute: int) -> tuple[datetime, datetime]:
     """The interval that a value of this minute covers, so that it is kept with this minute and not with the next."""
-    return begin_of(minute) - MOMENT, begin_of(minute + 1) - MOMENT
+    return moment_of(minute) - MOMENT, moment_of(minute + 1) - MOMENT
 
 
 SCRAPE_DEADLINE = timedelta(seconds=10)
-ONE_MINUTE = timedelta(minutes=1)
 
 Fetch: TypeAlias = Callable[[str, timedelta], Awaitable[str | Unknown]]
 

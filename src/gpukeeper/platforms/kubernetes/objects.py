@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
@@ -29,7 +29,7 @@ from gpukeeper.platforms.kubernetes.diagnose import Controllers
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery, ServerClock
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Served, TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, namespace_facts, unreadable_namespace
 from gpukeeper.platforms.kubernetes.owners import (
@@ -49,7 +49,6 @@ CACHE_SECONDS = 60.0  # how long a list is used
 EVENTS_OF_ONE = 200
 
 Json: TypeAlias = dict[str, Any]
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 
 class _EventTarget(Wire, frozen=True):

@@ -8,7 +8,7 @@ keep their runs: `kubectl create job --from=cronjob/NAME` writes the reference w
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,7 +21,7 @@ from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.catalog import KINDS, known_owner, makes_runs
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, TreeNode
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Served, TreeNode
 
 if TYPE_CHECKING:
     from gpukeeper.clients.kubernetes.connect import Cluster
@@ -74,8 +74,6 @@ class Descendants(msgspec.Struct, frozen=True):
             if isinstance(node.seen, Pod):
                 yield node.seen
 
-
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 HIGHEST = 8  # owners above one another; the longest chain that we know has four
 MOST_UIDS = 40  # in one label selector: it travels in the address

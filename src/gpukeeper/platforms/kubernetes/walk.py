@@ -7,11 +7,10 @@ and has a uid, and it covers the namespace of the object.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import TypeAlias
 
 import msgspec
 
@@ -27,7 +26,7 @@ from gpukeeper.platforms.kubernetes import gpus
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS, known_owner, makes_runs
-from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters
+from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Matters, Served
 from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
 from gpukeeper.platforms.kubernetes.marks import (
     RUN_APPS,
@@ -307,8 +306,6 @@ def _unknown_owner(owner: Owner) -> Unknown:
 
 FEW_REFS = 5  # of one kind in one list: each is read separately
 ABSENCE_PAGE = 500
-
-Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 
 async def absent(cluster: Cluster, served: Served, refs: Iterable[Ref], *, everywhere: bool) -> list[Ref]:

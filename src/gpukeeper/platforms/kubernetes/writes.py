@@ -6,19 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Meta, Pod, Root
-from gpukeeper.model.decision import Accepted, Changed, Refused
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Refused
 from gpukeeper.model.subject import Gone, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes.kinds.kind import QUEUE, Kind, Lever
 from gpukeeper.platforms.kubernetes.translate import STOPPED
-
-ActResult: TypeAlias = Accepted | Changed | Refused | Unknown
 
 WORDS_OF_ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 

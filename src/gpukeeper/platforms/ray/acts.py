@@ -21,7 +21,7 @@ from gpukeeper.disk.mounts import identified
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove_files
 from gpukeeper.disk.trash import TrashedTree
-from gpukeeper.model.decision import Accepted, Changed, Evidence, NothingToCapture, Refused
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, NothingToCapture, Refused
 from gpukeeper.model.policy import HOUR, Temporary
 from gpukeeper.model.subject import Category, Ref, Subject
 from gpukeeper.model.unknown import Unknown
@@ -156,7 +156,6 @@ def _in_logs_of(
 
 
 Scan = Callable[[], OpenFiles]
-ActionResult = Accepted | Changed | Refused | Unknown
 NOT_THEIRS = Refused(
     "the owners of its files could not be determined, so only an admin may request it; nothing was done"
 )
@@ -170,7 +169,7 @@ class NodeRemoval:
         """`works`: what runs on that node according to the titles of its processes, now."""
         self._visit, self._scan, self._everyone, self._works = visit, scan, everyone, works
 
-    def remove(self, spot: Location, fresh: Subject, wants: SurveyOptions, uid: int | None = None) -> ActionResult:
+    def remove(self, spot: Location, fresh: Subject, wants: SurveyOptions, uid: int | None = None) -> ActResult:
         if uid is not None and fresh.uids is None:
             return NOT_THEIRS
         trash.sweep(spot.folder.fd)
@@ -195,7 +194,7 @@ class NodeRemoval:
     def _seen_from(self, spot: Location) -> Scan:
         return lambda: seen_from_here(spot.folder, self._scan())
 
-    def _finish(self, spot: Location, fresh: Subject) -> ActionResult:
+    def _finish(self, spot: Location, fresh: Subject) -> ActResult:
         if spot.taken is None:
             return Changed("it is not in the trash any more")
         if fresh.category is not Category.UNFINISHED:
@@ -210,7 +209,7 @@ class NodeRemoval:
             )
         )
 
-    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> ActionResult:
+    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> ActResult:
         return answered(
             remove.remove(
                 spot.folder.fd,
@@ -222,7 +221,7 @@ class NodeRemoval:
             )
         )
 
-    def _remove_session(self, spot: Location, fresh: Subject, exactly: ExpectedTree) -> ActionResult:
+    def _remove_session(self, spot: Location, fresh: Subject, exactly: ExpectedTree) -> ActResult:
         session = spot.session
         if session is None:
             return Changed("it is not a session any more")
@@ -249,7 +248,7 @@ class NodeRemoval:
             )
         )
 
-    def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> ActionResult:
+    def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> ActResult:
         files = logs_to_go(spot.logs, spot.folder, self._visit, wants)
         inode = (translate.identity_in(fresh.ref.uid) or (0, 0))[1]
         if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
@@ -281,7 +280,7 @@ class NodeRemoval:
         return self._is_reachable(tree) or (None if work is None else f"work began beside it: {work}")
 
 
-def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> ActionResult:
+def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> ActResult:
     if isinstance(answer, Unknown):
         # Nothing was done, and the reason is known: another read would not add anything.
         return Refused(f"it was not removed: {answer.why}")
@@ -351,7 +350,7 @@ class NodeReader:
         wants: SurveyOptions,
         timeouts: timedelta,
         uid: int | None = None,
-    ) -> Accepted | Changed | Refused | Unknown:
+    ) -> ActResult:
         """`uid`: of the user who requests it, if not an admin."""
         with (
             self._visit(fresh.ref, node, everyone, wants, timeouts) as visit,

@@ -14,14 +14,16 @@ from typing import TypeVar
 
 import msgspec
 
-from gpukeeper.blocking import in_thread
+from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk.remove import UNDER_WAY
 from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
     Action,
+    ActResult,
     Changed,
     Evidence,
     Guard,
@@ -30,6 +32,7 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
     Unseen,
+    too_slow,
 )
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.policy import PlaceScope, Policy
@@ -44,20 +47,17 @@ from gpukeeper.platforms.ray.nodes import GONE, Everyone, Node, NodeAccess, is_f
 from gpukeeper.platforms.ray.settings import (
     NODES_ARE_SHOWN,
     NOT_BROUGHT_BACK,
-    UNDER_WAY,
     Containers,
     Counted,
     Timeouts,
     no_containers,
     settings_of,
-    too_slow,
 )
 from gpukeeper.platforms.ray.state import DashboardQueries
 from gpukeeper.platforms.ray.survey import DiscoveredNodes, Discovery, NodeSurvey
 
 PAGE = 500
 AT_ONCE = 100  # concurrent removals for which open files and processes are read together
-A_MOMENT = timedelta(seconds=5)  # extra time for work with its own deadline to report the timeout itself
 HELD = 1_000_000_000  # bytes of deleted files held open, from which on they are reported
 NOT_SUMMED = Unknown("the other trees of its node were not measured yet")
 LOGS = "logs"  # the policy's name for this kind of evidence
@@ -198,7 +198,7 @@ class RayPlatform(Platform):
             lambda: self._reader.capture(subject, node, here.everyone, wants, timeouts), timeouts, subject.ref.name
         )
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         if fresh.shape is not Shape.TREE:
             return NODES_ARE_SHOWN
         if step.decision.action is not Action.REMOVE:
@@ -212,7 +212,7 @@ class RayPlatform(Platform):
         wants = self._discovery.wants(node)
         self._under_way.add(fresh.ref.uid)
 
-        def work() -> Accepted | Changed | Refused | Unknown:
+        def work() -> ActResult:
             try:
                 return self._reader.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
             except FileNotFoundError:

@@ -18,14 +18,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from gpukeeper.devices.holders import KERNEL_THREAD, parse_container, parse_uid, pids, text_of
+from gpukeeper.devices.holders import ENDED_STATES, KERNEL_THREAD, parse_container, parse_uid, pids, text_of
 from gpukeeper.disk import trash
 from gpukeeper.disk.kernel import read_proc_part
 from gpukeeper.model.decision import Unseen
 from gpukeeper.platforms.ray.busy import foreign
 from gpukeeper.platforms.ray.settings import NodeContainer
 
-ENDED = frozenset("ZXx")
 COMMAND_LINE = 256 * 1024  # bytes read of one
 TICKS = os.sysconf("SC_CLK_TCK")
 _FLAG = re.compile(r"--([a-z_-]+)=(.*)", re.DOTALL)
@@ -73,7 +72,7 @@ def read(pid: int, proc: str = "/proc") -> Process | None:
     home = Path(proc, str(pid))
     try:
         fields = _stat(home)
-        if fields[0] in ENDED or int(fields[6]) & KERNEL_THREAD:
+        if fields[0] in ENDED_STATES or int(fields[6]) & KERNEL_THREAD:
             return None
         words = read_proc_part(f"{home}/cmdline", COMMAND_LINE + 1)
         status = text_of(home / "status")
@@ -103,7 +102,7 @@ def is_still(pid: int, starttime: int, proc: str = "/proc") -> bool:
         fields = _stat(Path(proc, str(pid)))
     except OSError:
         return False
-    return int(fields[19]) == starttime and fields[0] not in ENDED
+    return int(fields[19]) == starttime and fields[0] not in ENDED_STATES
 
 
 def parse_inside(status: str, pid: int) -> int:

@@ -4,7 +4,6 @@ keeps its files, time limits; and errors as sentences.
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
@@ -16,7 +15,6 @@ from gpukeeper.model import setting as s
 from gpukeeper.model.decision import Refused, Unseen
 from gpukeeper.model.policy import DAY, HOUR, MINUTE, Policy, Value
 from gpukeeper.model.unknown import Unknown, direct
-from gpukeeper.model.words import in_words
 
 
 @direct
@@ -104,27 +102,9 @@ def temporary_folders(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((DEFAULT_TMP, *(environ[name] for name in VARIABLES if environ.get(name)))))
 
 
-def user_name(uid: int) -> str:
-    """A name that only this uid has. Otherwise "uid 1234": a user may be named 1234, and a second uid may have the same
-    name; neither must be taken for this one.
-    """
-    try:
-        name = pwd.getpwuid(uid).pw_name
-        if pwd.getpwnam(name).pw_uid == uid:
-            return name
-    except KeyError:
-        pass
-    return f"uid {uid}"
-
-
 NODES_ARE_SHOWN = Refused("a node is only reported; its leftovers are removed, not the node itself")
-UNDER_WAY = Refused("an earlier removal of it hangs, perhaps because the disk does not answer; nothing more was done")
 NOT_BROUGHT_BACK = Refused("temporary files cannot be restored; the last lines of a session's logs are in its evidence")
 
 
 def unreadable(what: str, error: OSError) -> Unseen:
     return Unseen(what, f"could not be read: {error.strerror}")
-
-
-def too_slow(what: str, deadline: timedelta) -> Unseen:
-    return Unseen(what, f"did not answer within {in_words(deadline)}")

@@ -18,6 +18,7 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, mounts, trash
+from gpukeeper.disk.measure import KEEP
 from gpukeeper.disk.open_files import DirectoryUse
 from gpukeeper.disk.trash import is_named
 from gpukeeper.model.decision import Unseen
@@ -52,7 +53,6 @@ from gpukeeper.platforms.ray.settings import (
 from gpukeeper.platforms.ray.translate import LogFile
 from gpukeeper.platforms.ray.visit import NodeDirectory, ProtectedPaths, Visit
 
-KEEP = ".keep"  # a file of this name at the top of a tree keeps it
 KEPT = f"it contains a file named {KEEP}"
 
 

@@ -10,14 +10,13 @@ import msgspec
 
 from gpukeeper.disk import access_times
 from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import TreeMeasurement, printable
+from gpukeeper.disk.measure import TreeMeasurement, printable, tree_uid
 from gpukeeper.model.subject import Category, Disk, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.model.words import size_in_words
 
 PLATFORM = "ray"
 NODE, DISK, SESSION, LOGS, TREE = "node", "disk", "session", "logs", "tree"
-NOT_MEASURED = "not measured"
 NOT_RECORDED = Unknown("the creation time of a tree is not recorded everywhere", by_design=True)
 LIVES = Unknown("a live session is not measured file by file", by_design=True)
 LONG_LOG = 10_000_000_000  # bytes
@@ -76,10 +75,6 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...] = ()
 
 
-def tree_uid(device: int, inode: int) -> str:
-    return f"{device}:{inode}"
-
-
 def logs_uid(device: int, inode: int) -> str:
     return f"{device}:{inode}:{LOGS}"
 
@@ -118,10 +113,9 @@ def tree_subject(
     users of this machine. `last_use`: None for what no process can read.
     """
     used = last_use or access_times.recorded(measured, at.now)
-    newest = measured.ctime_ns if is_known(measured.ctime_ns) else NOT_MEASURED
     labels = {"node": at.node} | ({"root": root} if root else {}) | ({"kept_by": keeps} if keeps else {})
     return Subject(
-        seen=at.seen(kind, path, tree_uid(measured.device, measured.inode), f"{measured.inode}:{newest}"),
+        seen=at.seen(kind, path, measured.tree_uid, measured.incarnation),
         shape=Shape.TREE,
         state=State.ENDED,
         owner=owner,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import access_times, measure, mounts, open_files, trash
 from gpukeeper.disk.access_times import LastUse, Reads
 from gpukeeper.disk.kernel import KERNEL, TABLE_MAX, read_proc
@@ -31,7 +32,6 @@ from gpukeeper.platforms.ray.nodes import (
     opened_directory,
     opened_node,
 )
-from gpukeeper.platforms.ray.settings import user_name
 
 
 class MachineSnapshot:

@@ -11,10 +11,12 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from gpukeeper.devices.counters import NO_TERMINAL
 from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
+    ActResult,
     Changed,
     Evidence,
     Guard,
@@ -36,7 +38,6 @@ PAGE = 200
 HINTS_EVERY = 120.0  # seconds
 MUTE_EVERY = 40  # minutes
 BUSY_CPU = 40.0
-NO_TERMINAL = Unknown("it has no terminal", by_design=True)
 NOT_IN_USE: Mapping[Signal, float | Unknown] = {
     Signal.CPU: 0.0,
     Signal.NETWORK: 0.0,
@@ -157,7 +158,7 @@ class SimulatedPlatform(Platform):
         manifest = msgspec.json.encode({"subject": subject, "what": list(what)})
         return Evidence({"manifest.json": manifest, "log.txt": b"epoch 1 done\n"})
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         await self._call()
         world, faults, action = self._world, self._world.faults, step.decision.action
         thing = world.find(fresh.ref)

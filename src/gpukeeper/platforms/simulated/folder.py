@@ -20,6 +20,7 @@ from gpukeeper.engine.ports import Platform
 from gpukeeper.model.decision import (
     Accepted,
     Action,
+    ActResult,
     Changed,
     Evidence,
     Guard,
@@ -95,7 +96,7 @@ class FolderPlatform(Platform):
         except OSError as error:
             return Unknown(str(error))
 
-    async def act(self, step: Step, fresh: Subject) -> Accepted | Changed | Refused | Unknown:
+    async def act(self, step: Step, fresh: Subject) -> ActResult:
         path = self._path(fresh.ref)
         try:
             return self._remove(path, fresh) if step.decision.action is Action.REMOVE else self._stop(path, fresh)

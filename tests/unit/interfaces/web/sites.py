@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.daemon.web import WebProcess
-from gpukeeper.interfaces.link import Answer, Condition, Credentials, Question, SiteSettings
+from gpukeeper.interfaces.link import Answer, Condition, Credentials, Question, SiteSettings, SourceSettings
 from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.security import Bucket
-from gpukeeper.interfaces.web.source import Listener, Machines, SourceSettings
+from gpukeeper.interfaces.web.source import Listener, Machines
 from gpukeeper.ledger.logins import LoginKind, open_logins
 from gpukeeper.model.subject import State
 from gpukeeper.views.live import MachineView, difference

@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 from gpukeeper.engine.live import PlaceState
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED, Answer, Condition, Credentials, Person
+from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED, Answer, Condition, Credentials, Person, SourceSettings
 from gpukeeper.interfaces.web.application import make_app
-from gpukeeper.interfaces.web.source import Listener, SourceSettings
+from gpukeeper.interfaces.web.source import Listener
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import Mode
 from gpukeeper.views.live import MachineView

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from gpukeeper.engine.outlook import NOT_SHOWN, PolicyHead
-from gpukeeper.interfaces.link import Person
+from gpukeeper.interfaces.link import Person, SourceSettings
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.application import Feed, Snapshot
 from gpukeeper.interfaces.web.pages.fleet import Selection
 from gpukeeper.interfaces.web.peers import Peers
-from gpukeeper.interfaces.web.source import Listener, Machines, Source, SourceSettings
+from gpukeeper.interfaces.web.source import Listener, Machines, Source
 from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.model.policy import Mode
 from gpukeeper.views.live import GpuState, GpuTile, MachineView, difference

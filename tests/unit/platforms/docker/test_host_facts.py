@@ -13,11 +13,12 @@ import pytest
 
 from gpukeeper.clients.docker import Engine, Inspected
 from gpukeeper.devices.holders import Holder
+from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.platforms.docker import host_facts, owners
 from gpukeeper.platforms.docker.host_facts import HostInspector, HostSnapshot, holders_of
 from gpukeeper.platforms.docker.owners import UserDirectory
 from gpukeeper.platforms.docker.records import Records
-from gpukeeper.platforms.docker.translate import WITHOUT_GPU, class_of
+from gpukeeper.platforms.docker.translate import class_of
 from tests.unit.platforms.docker.examples import ID, OTHER_ID, WHOLE, StillClock, container, ended
 
 A_MOMENT = timedelta(milliseconds=50)

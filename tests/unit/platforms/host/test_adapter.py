@@ -19,6 +19,7 @@ import pytest
 from gpukeeper.blocking import in_thread
 from gpukeeper.devices.driver.client import inventory
 from gpukeeper.devices.driver.facts import GpuFacts
+from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import mounts
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.engine.ports import Platform
@@ -35,7 +36,7 @@ from gpukeeper.model.policy import PlaceScope, Temporary
 from gpukeeper.model.subject import Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
-from gpukeeper.platforms.host.connect import Timeouts, hostname, user_name
+from gpukeeper.platforms.host.connect import Timeouts, hostname
 from tests.own_processes import scan_own
 from tests.patience import PATIENT
 from tests.unit.platforms.host.machine import Machine

@@ -274,7 +274,6 @@ FORMS: dict[str, Callable[[Plan], list[Item]]] = {
     "trainjob": _train_job_items,
     "jobset": _job_set_items,
 }
-STAYING = frozenset({"daemonset", "statefulset"})  # its pods never end by themselves
 ROOTS = (
     JOBS,
     DAEMON_SETS,

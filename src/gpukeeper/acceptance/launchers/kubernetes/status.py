@@ -14,9 +14,8 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.launcher import LOST, NodeStatus, Phase, RunSpec, Target
+from gpukeeper.acceptance.fleet.launcher import LOST, STAYING, NodeStatus, Phase, RunSpec, Target
 from gpukeeper.acceptance.launchers.kubernetes import forms, objects
-from gpukeeper.acceptance.launchers.kubernetes.forms import STAYING
 from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES, KubernetesOptions
 from gpukeeper.clients.kubernetes.discovery import PODS, Resource
 from gpukeeper.clients.kubernetes.wire import (

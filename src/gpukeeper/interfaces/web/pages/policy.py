@@ -17,11 +17,11 @@ from gpukeeper.interfaces.web.app import Site, ask_for, machine_of
 from gpukeeper.interfaces.web.pages.fleet import readable
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.model import reading
+from gpukeeper.model.subject import OUTCOMES
 from gpukeeper.views.own_state import PolicySetting, PolicyView
 from gpukeeper.views.trial import PolicyTrial, WorkloadWords
 
 STATES = ("running", "ended", "created")
-OUTCOMES = ("succeeded", "failed", "stopped")
 PLATFORMS = ("docker", "kubernetes")
 
 

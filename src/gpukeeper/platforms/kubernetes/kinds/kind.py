@@ -8,7 +8,7 @@ time is Unknown; then the rules count from when it was first seen ended, which i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -493,6 +493,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def more_causes(self, facts: RootFacts, ending: Ending) -> Iterator[Cause]:
         yield from ()
+
+
+Served: TypeAlias = Callable[[Kind], Awaitable[str | Unknown | None]]  # `ApiDiscovery.served`
 
 
 class TreeNode(msgspec.Struct, frozen=True):
