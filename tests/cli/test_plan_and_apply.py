@@ -448,7 +448,7 @@ def test_explain_gives_every_rules_answer(fleet: Fleet) -> None:
     for rule in ("target", "exemption", "hold", "idle", "max_runtime", "retention", "temporary_tree"):
         assert f"  {rule}" in ran.out
     said = fleet.run("explain", "node-1/old", "--json").json()
-    assert [one["rule"] for one in said["answers"]] == [rule.NAME for rule in RULES]
+    assert [one["rule"] for one in said["answers"]] == [rule.name for rule in RULES]
 
 
 @pytest.mark.parametrize("words", [("plan",), ("plan", "--json"), ("policy", "schema"), ("apply", "--yes")])

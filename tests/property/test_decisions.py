@@ -31,8 +31,8 @@ def test_a_rule_is_silent_in_every_state_it_does_not_speak_in(pairs: Pairs) -> N
     for one, rules in pairs:
         said = {answer.rule: answer.verdict for answer in answers(one, Rulebook(rules), NOW)}
         for rule in RULES:
-            if isinstance(one.subject.state, State) and one.subject.state not in getattr(rule, "IN", State):
-                assert said[rule.NAME] is Verdict.SILENT, rule.NAME
+            if isinstance(one.subject.state, State) and one.subject.state not in rule.states:
+                assert said[rule.name] is Verdict.SILENT, rule.name
 
 
 @OFTEN

@@ -193,7 +193,7 @@ def _but_max_runtime(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
     limits = book.settings(subject).limits
     if isinstance(limits, Unknown) or limits.longest is None or subject.state not in LIVE:
         return ""
-    if suspends(granted, max_runtime.NAME, holdable=max_runtime.HOLDABLE):
+    if suspends(granted, max_runtime.NAME, holdable=max_runtime.RULE.holdable):
         return ""
     return f" It does not suspend the maximum runtime of {in_words(limits.longest)}."
 
