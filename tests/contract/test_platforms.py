@@ -200,7 +200,7 @@ async def removed(made: Made, subject: Subject) -> Any:
 
 
 def step(subject: Subject, action: Action) -> Step:
-    return Step("1.1", Decision(subject.seen, action, "retention", "because"))
+    return Step("1.1", Decision(seen=subject.seen, action=action, rule="retention", reason="because"))
 
 
 def offers(made: Made, action: Action) -> None:

@@ -113,7 +113,7 @@ async def subjects(ray: RayPlatform, cluster: Cluster) -> list[Subject]:
 
 
 def step(subject: Subject) -> Step:
-    return Step("1.1", Decision(subject.seen, Action.REMOVE, "leftover_tree", "because"))
+    return Step("1.1", Decision(seen=subject.seen, action=Action.REMOVE, rule="leftover_tree", reason="because"))
 
 
 def is_free(subject: Subject) -> bool:

@@ -124,7 +124,7 @@ async def tree(ray: RayPlatform, node: str, name: str) -> Subject:
 
 
 def removal(subject: Subject) -> Step:
-    return Step("1.1", Decision(subject.seen, Action.REMOVE, "temporary_tree", "because"))
+    return Step("1.1", Decision(seen=subject.seen, action=Action.REMOVE, rule="temporary_tree", reason="because"))
 
 
 def gpukeeper(engine: DockerEngine, *words: str, policy: dict[str, object] = POLICY) -> Any:

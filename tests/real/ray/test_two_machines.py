@@ -118,7 +118,7 @@ def test_with_a_dashboard_that_workers_reach_an_idle_one_is_cleaned_and_a_busy_o
         until(lambda: node_of(ray).busy is None, "the worker is idle by its cluster's word")
         (subject,) = [one for one in run(found(ray)) if one.ref.name.endswith("/tmpold")]
         assert (subject.busy, subject.in_use) == (None, False)
-        step = Step("1.1", Decision(subject.seen, Action.REMOVE, "temporary_tree", "because"))
+        step = Step("1.1", Decision(seen=subject.seen, action=Action.REMOVE, rule="temporary_tree", reason="because"))
         assert isinstance(run(ray.act(step, subject)), Accepted)
         assert isinstance(run(ray.read(subject.ref)), Gone)
         assert not tree.exists()

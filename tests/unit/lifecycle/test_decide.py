@@ -38,7 +38,10 @@ def step(view: View, **changes: Any) -> Step:
 
 
 def asked(view: View, action: Action = Action.STOP) -> Step:
-    return Step("1.1", Decision(view.subject.seen, action, REQUEST, "asked for by ann", Verdict.DUE))
+    return Step(
+        "1.1",
+        Decision(seen=view.subject.seen, action=action, rule=REQUEST, reason="asked for by ann", verdict=Verdict.DUE),
+    )
 
 
 def test_a_decision_has_every_field_of_its_answer_under_the_same_name() -> None:

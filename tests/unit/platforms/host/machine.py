@@ -71,7 +71,7 @@ class Machine:
 
     def remove(self, subject: Subject) -> Any:
         """As of that look; times have the grain of the kernel's tick, so what comes after it is waited for."""
-        decision = Decision(subject.seen, Action.REMOVE, "temporary_tree", "old")
+        decision = Decision(seen=subject.seen, action=Action.REMOVE, rule="temporary_tree", reason="old")
         return self.run(self.platform.act(Step("1.1", decision), subject))
 
     def names(self) -> list[str]:

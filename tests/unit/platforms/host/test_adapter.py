@@ -349,12 +349,12 @@ def test_of_all_verbs_only_the_removal_of_trees_is_offered(proc: Path, tmp_path:
     assert platform.guards == {Action.REMOVE: Guard.ATOMIC}
     assert (platform.name, platform.place) == ("host", "node-1")
     gpu = subjects(platform)["gpu-0"]
-    step = Step("s", Decision(gpu.seen, Action.REMOVE, "temporary_tree", "large"))
+    step = Step("s", Decision(seen=gpu.seen, action=Action.REMOVE, rule="temporary_tree", reason="large"))
     for answer in (wait(platform.act(step, gpu)), wait(platform.restore(gpu.ref, None))):
         assert isinstance(answer, Refused)
     tree(tmp_path)
     (seen,) = subjects(host(tmp_path)).values()
-    stop = Step("s", Decision(seen.seen, Action.STOP, "temporary_tree", "large"))
+    stop = Step("s", Decision(seen=seen.seen, action=Action.STOP, rule="temporary_tree", reason="large"))
     assert isinstance(wait(host(tmp_path).act(stop, seen)), Refused)
     assert (tmp_path / "pip-a/file").exists()
 

@@ -114,7 +114,7 @@ def one_of(ray: RayPlatform, below: Path, name: str) -> Subject:
 
 
 def step(subject: Subject) -> Step:
-    return Step("1.1", Decision(subject.seen, Action.REMOVE, "leftover_tree", "because"))
+    return Step("1.1", Decision(seen=subject.seen, action=Action.REMOVE, rule="leftover_tree", reason="because"))
 
 
 @contextmanager
