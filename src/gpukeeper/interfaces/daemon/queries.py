@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -229,7 +228,6 @@ READING = timedelta(seconds=20)
 LONGEST_TIMELINE = timedelta(days=7)
 SHOWN_TIMELINE = timedelta(hours=24)
 MOST_TRIED_GPUS = 64
-_OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 class Queries:
@@ -353,13 +351,9 @@ class Queries:
                 raise UsageError(f"gpus: a number from 0 to {MOST_TRIED_GPUS} is expected")
             described = read_description(words)
             async with self._trying:
-                found = await in_thread(lambda: try_policy(loaded, described, now), READING)
-            because = _OPTION.sub(_parameter, found.class_because)
-            return msgspec.structs.replace(found, class_because=because)
+                return await in_thread(lambda: try_policy(loaded, described, now), READING)
         except msgspec.ValidationError as problem:
             raise UsageError(f"the description is not valid: {problem}") from problem
-        except UsageError as problem:
-            raise UsageError(_OPTION.sub(_parameter, str(problem))) from problem
         except TimeoutError as problem:
             raise UsageError("the trial took too long. Describe fewer GPUs, or a shorter time") from problem
 
@@ -420,11 +414,6 @@ class Queries:
 
 def _reading() -> asyncio.Timeout:
     return asyncio.timeout(real_seconds(READING.total_seconds()))
-
-
-def _parameter(option: re.Match[str]) -> str:
-    """An option of the command line as the name of a parameter: --idle-for, idle_for."""
-    return option[1].replace("-", "_")
 
 
 def _reply(body: object) -> DataReply:
