@@ -40,6 +40,7 @@ from gpukeeper.ledger.files import usage_path
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.ledger.meta import PolicyRecord, backtest_record, newest_backtest, policy_record
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.holds import is_admin, may_act
@@ -178,7 +179,9 @@ async def health_view(session: Session, ledger: SqliteLedger, *, admin: bool, no
     budget = session.book.policy.budget
     hour, day = now - timedelta(hours=1), now - timedelta(days=1)
     acted = await ledger.acts_since(hour, TREES, but=True)
-    errors: Sequence[tuple[int, Event]] = await ledger.lines(last=ERRORS, errors_only=True, since=day) if admin else ()
+    errors: Sequence[tuple[int, Event]] = (
+        await ledger.lines(LineFilter(last=ERRORS, errors_only=True, since=day)) if admin else ()
+    )
     return HealthView(
         now=now,
         ledger=await _ledger(ledger),
@@ -313,7 +316,7 @@ class Queries:
         """Of the machine, and so of nobody: everybody may read them."""
         async with _reading():
             found = await self._lines().lines(
-                last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before
+                LineFilter(last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before)
             )
         return run_lines(found)
 
@@ -359,7 +362,7 @@ class Queries:
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
         async with _reading():
-            return [line for _, line in await self._lines().lines(last=last, workload=words)]
+            return [line for _, line in await self._lines().lines(LineFilter(last=last, workload=words))]
 
     async def _ledger(self, who: str, request: Request) -> NumberedLine:
         """Lines about one's own work; an admin's are all."""
@@ -372,14 +375,16 @@ class Queries:
         now = self._session.keeper.clock.now()
         async with _reading():
             found = await self._lines().lines(
-                last=min(max(request.last, 1), MOST_LINES),
-                types=request.types,
-                owner=request.owner if admin else who,
-                workload=request.workload or None,
-                errors_only=request.errors,
-                since=None if request.seconds is None else now - timedelta(seconds=request.seconds),
-                search=request.search or None,
-                before=request.before,
+                LineFilter(
+                    last=min(max(request.last, 1), MOST_LINES),
+                    types=request.types,
+                    owner=request.owner if admin else who,
+                    workload=request.workload or None,
+                    errors_only=request.errors,
+                    since=None if request.seconds is None else now - timedelta(seconds=request.seconds),
+                    search=request.search or None,
+                    before=request.before,
+                )
             )
         return NumberedLine(tuple(found))
 
