@@ -305,7 +305,7 @@ class Queries:
         refused = may_act(found.view, book, who)
         if refused is not None:
             raise UsageError(f"the signals of {found.view.subject.ref.path} are {NOT_SHOWN}")
-        span = SHOWN_TIMELINE if request.seconds is None else timedelta(seconds=request.seconds)
+        span = SHOWN_TIMELINE if request.span is None else request.span
         now, key = keeper.clock.now(), found.view.subject.ref.key
         since = now - min(max(span, timedelta()), LONGEST_TIMELINE)
         series = await keeper.signals.series([key], since, now)
@@ -381,7 +381,7 @@ class Queries:
                     owner=request.owner if admin else who,
                     workload=request.workload or None,
                     errors_only=request.errors,
-                    since=None if request.seconds is None else now - timedelta(seconds=request.seconds),
+                    since=None if request.span is None else now - request.span,
                     search=request.search or None,
                     before=request.before,
                 )
