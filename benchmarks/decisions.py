@@ -65,4 +65,11 @@ def _decide_all(book: Rulebook) -> Callable[[Sequence[View]], None]:
 
 def _make_all(views: Sequence[View]) -> None:
     for view in views:
-        Decision(view.subject.seen, Action.KEEP, "retention", "succeeded 2h ago, kept for 1d", Verdict.WAIT, NOW)
+        Decision(
+            seen=view.subject.seen,
+            action=Action.KEEP,
+            rule="retention",
+            reason="succeeded 2h ago, kept for 1d",
+            verdict=Verdict.WAIT,
+            due=NOW,
+        )

@@ -52,7 +52,7 @@ def test_case(path: Path) -> None:
     assert found == _values(expect), f"{case['why']}\n{decision.reason}"
 
 
-@pytest.mark.parametrize("rule", [rule.NAME for rule in RULES])
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
 def test_every_rule_has_cases(rule: str) -> None:
     assert len(list((HERE / rule).glob("*.json"))) >= 3, f"add cases below tests/cases/{rule}/"
 

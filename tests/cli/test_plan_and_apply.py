@@ -19,7 +19,7 @@ from gpukeeper.config.load import load_text
 from gpukeeper.interfaces.terminal.session import narrowed, own_only
 from gpukeeper.ledger.journal import take_lease
 from gpukeeper.lifecycle.decide import RULES
-from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Outcome, State
 from tests.cli.fleet import POLICY, Fleet, ago
@@ -157,7 +157,7 @@ def test_short_times_without_names_are_refused(words: tuple[str, ...]) -> None:
 
 
 def test_who_is_called_nobody_and_is_no_admin_does_not_reclaim_what_has_no_owner() -> None:
-    wanted = narrowed(owner="nobody")
+    wanted = narrowed(Narrow(owner="nobody"))
     for user, nobodys in (("nobody", False), ("root", True)):
         session = SimpleNamespace(book=Rulebook(load_text("scope: {docker: {}}").policy), user=user)
         assert own_only(session, wanted).nobodys is nobodys  # type: ignore[arg-type]
@@ -448,7 +448,7 @@ def test_explain_gives_every_rules_answer(fleet: Fleet) -> None:
     for rule in ("target", "exemption", "hold", "idle", "max_runtime", "retention", "temporary_tree"):
         assert f"  {rule}" in ran.out
     said = fleet.run("explain", "node-1/old", "--json").json()
-    assert [one["rule"] for one in said["answers"]] == [rule.NAME for rule in RULES]
+    assert [one["rule"] for one in said["answers"]] == [rule.name for rule in RULES]
 
 
 @pytest.mark.parametrize("words", [("plan",), ("plan", "--json"), ("policy", "schema"), ("apply", "--yes")])

@@ -217,6 +217,9 @@ def test_try_gives_the_reason_it_has_its_class(policy: Path) -> None:
         (("--platform", "slurm"), "only docker and kubernetes have workloads"),
         (("--class", "managd"), 'Did you mean "managed"?'),
         (("--state", "running", "--outcome", "failed"), "describe ended work; this one is running"),
+        (("--busy", "--idle-for", "2h"), "--busy and --idle-for cannot be combined"),
+        (("--hold", "1h"), "--hold needs --owner"),
+        (("--hold", "9d", "--owner", "bob"), "--hold: a hold may last 1d at most"),
     ],
 )
 def test_try_refuses_what_cannot_be(fleet: Fleet, words: tuple[str, ...], said: str) -> None:

@@ -35,9 +35,10 @@ from gpukeeper.model.decision import (
 from gpukeeper.model.policy import PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Gone, Outcome, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host.adapter import HostPlatform
+from gpukeeper.platforms.host.adapter import HostAccess, HostPlatform
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.settings import RaySettings
+from gpukeeper.platforms.ray.survey import NodesAccess
 from gpukeeper.platforms.simulated.adapter import SimulatedPlatform
 from gpukeeper.platforms.simulated.folder import FolderPlatform, Workload
 from gpukeeper.platforms.simulated.world import (
@@ -117,14 +118,14 @@ def folder(tmp_path: Path) -> Made:
 def host_trees(tmp_path: Path) -> Made:
     root = tmp_path / "scratch"
     temporary = (Temporary(root=str(root), names=("tmp-*",)),)
-    platform = HostPlatform("here", temporary, Now(), inventory=no_driver, scan=everything_seen)
+    platform = HostPlatform("here", Policy(temporary=temporary), Now(), access=machine_access())
     return _on_host(platform, root, ("tmp-one", "tmp-two"))
 
 
 def host_reports(tmp_path: Path) -> Made:
     root = tmp_path / "reports"
     kept = Reports(roots=(str(root),), keep_last=0)
-    platform = HostPlatform("here", (), Now(), reports=kept, inventory=no_driver, scan=everything_seen)
+    platform = HostPlatform("here", Policy(reports=kept), Now(), access=machine_access())
     return _on_host(platform, root, ("one", "two"))
 
 
@@ -135,8 +136,13 @@ def ray_trees(tmp_path: Path) -> Made:
     temporary = (Temporary(root=str(root), names=("tmp-*",), platform="ray"),)
     settings = RaySettings(roots=(str(root),), cpu=1e9, window=timedelta(milliseconds=1))
     policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
-    platform = RayPlatform("here", policy, Now(), scan=everything_seen, everyone=lambda: (), environ={})
+    access = NodesAccess(scan=everything_seen, everyone=lambda: ())
+    platform = RayPlatform("here", policy, Now(), access=access, environ={})
     return _on_host(platform, root, ("tmp-one", "tmp-two"))
+
+
+def machine_access() -> HostAccess:
+    return HostAccess(inventory=no_driver, scan=everything_seen)
 
 
 def no_driver(deadline: timedelta) -> tuple[GpuFacts, ...]:
@@ -200,7 +206,7 @@ async def removed(made: Made, subject: Subject) -> Any:
 
 
 def step(subject: Subject, action: Action) -> Step:
-    return Step("1.1", Decision(subject.seen, action, "retention", "because"))
+    return Step("1.1", Decision(seen=subject.seen, action=action, rule="retention", reason="because"))
 
 
 def offers(made: Made, action: Action) -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import typer
@@ -23,6 +22,7 @@ from gpukeeper.acceptance.judging.reference import ROWS
 from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.interfaces.cli.main import LazyCommand
 from gpukeeper.lifecycle.decide import RULES
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.model.subject import Shape
 from tests.docs import manual
 from tests.docs.checklist import OPEN_PAGE, open_page
@@ -142,9 +142,9 @@ _EXIT_CODES = {
 
 def rules_page() -> str:
     rows = [
-        f"| {n} | [`{r.NAME}`](#{r.NAME}) | {_asked_about(r)} | {r.SUMMARY} |" for n, r in enumerate(RULES, start=1)
+        f"| {n} | [`{r.name}`](#{r.name}) | {_asked_about(r)} | {r.summary} |" for n, r in enumerate(RULES, start=1)
     ]
-    sections = [f"## {r.NAME}\n\n{_docstring(r)}\n\n{r.SUMMARY}\n" for r in RULES]
+    sections = [f"## {r.name}\n\n{docstring(r)}\n\n{r.summary}\n" for r in RULES]
     return _OPENING + "\n".join(rows) + "\n\n" + "\n".join(sections)
 
 
@@ -258,13 +258,13 @@ def _exit_codes(name: str, flags: list[Any]) -> str:
     return "[Exit codes](exit-codes.md): " + (f"{told}; otherwise the common ones." if told else "the common ones.")
 
 
-def _asked_about(rule: ModuleType) -> str:
-    shapes = [shape for shape in Shape if shape in rule.FOR]
+def _asked_about(rule: Rule) -> str:
+    shapes = [shape for shape in Shape if shape in rule.shapes]
     return "everything" if len(shapes) == len(Shape) else ", ".join(f"{shape}s" for shape in shapes)
 
 
-def _docstring(rule: ModuleType) -> str:
-    return inspect.cleandoc(rule.__doc__ or "")
+def docstring(rule: Rule) -> str:
+    return inspect.cleandoc(sys.modules[rule.evaluate.__module__].__doc__ or "")
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ def test_every_check_shows_what_it_proves_and_what_it_cannot() -> None:
 
 def test_every_rule_shows_what_it_is() -> None:
     for rule in RULES:
-        assert rule.__name__.rsplit(".", 1)[-1] == rule.NAME
-        assert rule.__doc__, f"{rule.NAME} has no docstring"
-        assert rule.SUMMARY.endswith("."), f"SUMMARY of {rule.NAME} is not a sentence"
+        assert rule.evaluate.__module__.rsplit(".", 1)[-1] == rule.name
+        assert generate.docstring(rule), f"the module of {rule.name} has no docstring"
+        assert rule.summary.endswith("."), f"the summary of {rule.name} is not a sentence"
 
 
 def test_every_exit_code_is_documented_once() -> None:

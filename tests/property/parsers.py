@@ -81,7 +81,7 @@ from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import TTL
 from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS, merged_manifest
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYJOB
-from gpukeeper.platforms.kubernetes.marks import namespace_facts
+from gpukeeper.platforms.kubernetes.marks import TranslationSettings, namespace_facts
 from gpukeeper.platforms.ray import busy
 from gpukeeper.platforms.ray.state import addresses
 from gpukeeper.traces.parquet import open_parquet
@@ -235,7 +235,7 @@ _CONTAINERS = [
 # Kubernetes
 
 _NAMESPACE = namespace_facts(kube_wire.Meta(name="team-a"), {}, kube_examples.NOW)
-_READING = kube.TranslationSettings(
+_READING = TranslationSettings(
     ("owner",), (marks.JANITOR_TTL, marks.JANITOR_EXPIRES, marks.TWIN_TTL, marks.KYVERNO_TTL)
 )
 _MARKED = {

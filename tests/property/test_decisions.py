@@ -31,8 +31,8 @@ def test_a_rule_is_silent_in_every_state_it_does_not_speak_in(pairs: Pairs) -> N
     for one, rules in pairs:
         said = {answer.rule: answer.verdict for answer in answers(one, Rulebook(rules), NOW)}
         for rule in RULES:
-            if isinstance(one.subject.state, State) and one.subject.state not in getattr(rule, "IN", State):
-                assert said[rule.NAME] is Verdict.SILENT, rule.NAME
+            if isinstance(one.subject.state, State) and one.subject.state not in rule.states:
+                assert said[rule.name] is Verdict.SILENT, rule.name
 
 
 @OFTEN
@@ -180,12 +180,12 @@ def test_decisions_do_not_depend_on_the_order_of_subjects(many: Dozens[View], se
 def _decision(number: int, action: Action, age: int | None, running: bool) -> Decision:
     seen = Seen(Ref("docker", "node-3", "container", f"job-{number}", f"u{number}"), "run-1", "1", NOW)
     due = None if age is None else NOW - age * MINUTE
-    return Decision(seen, action, "retention", "over", due=due, running=running)
+    return Decision(seen=seen, action=action, rule="retention", reason="over", due=due, running=running)
 
 
 def _tree(number: int, rule: str, rank: int, age: int) -> Decision:
     seen = Seen(Ref("host", "node-3", "tree", f"/tmp/tmp{number}", f"8:{number}"), "v1", "1", NOW)
-    return Decision(seen, Action.REMOVE, rule, "over", due=NOW - age * MINUTE, rank=rank)
+    return Decision(seen=seen, action=Action.REMOVE, rule=rule, reason="over", due=NOW - age * MINUTE, rank=rank)
 
 
 DUE = st.lists(

@@ -312,7 +312,8 @@ async def _people_ask(keeper: Keeper, world: World, book: Rulebook, stop: asynci
             if dice < 0.5 and running:
                 thing = rng.choice(running)
                 span = rng.choice((20 * MINUTE, HOUR, 3 * HOUR))
-                await requests.hold(keeper, book, thing.ref.uid, rng.choice((thing.owner, "ann")), span)
+                request = requests.Request(verb="hold", workload=thing.ref.uid, seconds=span.total_seconds())
+                await requests.hold(keeper, book, rng.choice((thing.owner, "ann")), request)
             elif dice < 0.6 and running:
                 thing = rng.choice(running)
                 await requests.release(keeper, book, thing.ref.uid, thing.owner or "")

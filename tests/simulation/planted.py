@@ -574,7 +574,7 @@ def let_a_bug_at_one_place_end_every_pass() -> Iterator[None]:
 
 
 def _decision_of(intent: Intended, found: Subject) -> Decision:
-    return Decision(found.seen, intent.action, intent.rule, intent.reason)
+    return Decision(seen=found.seen, action=intent.action, rule=intent.rule, reason=intent.reason)
 
 
 @planted("clock_is_right")

@@ -29,7 +29,7 @@ NO_SCOPE = (
 )
 ANY_YEAR = datetime(2026, 1, 1, tzinfo=UTC)  # cron words repeat
 # An exemption suspends rules that act. Suspending one that protects would expose the work it is meant to protect.
-RULE_NAMES = [rule.NAME for rule in RULES if rule.ACTS]
+RULE_NAMES = [rule.name for rule in RULES if rule.acts]
 
 
 def check(file: PolicyFile, *, needs_scope: bool = True) -> Iterator[Problem]:

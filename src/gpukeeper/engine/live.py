@@ -129,6 +129,7 @@ class LiveState:
         if not self.enabled:
             return
         self._offered[key_of(platform)] = frozenset(platform.guards)
+        self._pending.pop(key_of(platform), None)  # of a whole pass that ended midway
         if whole:
             self._pending[key_of(platform)] = {}
 

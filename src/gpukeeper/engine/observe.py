@@ -196,7 +196,16 @@ class Survey:
 
     def budget_facts(self, acts: int, trees: int, clock: str | None, broken: str | None = None) -> BudgetFacts:
         found = self.counts
-        return BudgetFacts(found.seen, found.running, found.before, found.vanished, acts, clock, trees, broken)
+        return BudgetFacts(
+            seen=found.seen,
+            running=found.running,
+            before=found.before,
+            vanished=found.vanished,
+            acts_last_hour=acts,
+            clock=clock,
+            trees_last_hour=trees,
+            broken=broken,
+        )
 
 
 async def survey(

@@ -69,6 +69,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     zone: str = ""
     described: Mapping[str, Any] = {}  # a hypothetical workload; see views.trial.WorkloadWords
 
+    @property
+    def span(self) -> timedelta | None:
+        return None if self.seconds is None else timedelta(seconds=self.seconds)
+
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """With a token nothing was done: `words` show what would be, and the same request with that token does it."""
@@ -125,32 +129,16 @@ async def _fulfil(keeper: Keeper, book: Rulebook, asker: Asker, request: Request
 
 
 async def _fulfil_hold(keeper: Keeper, book: Rulebook, who: str, request: Request) -> str:
-    span = timedelta(seconds=request.seconds) if request.seconds is not None else None
-    found, granted = await hold(
-        *(keeper, book, request.workload, who, span),
-        reason=request.reason,
-        suspends=request.suspends,
-        revision=request.revision,
-    )
+    found, granted = await hold(keeper, book, who, request)
     path = found.view.subject.ref.path
     return f"{path} is held until {until_in_words(granted)}.{not_prevented(book, found, granted)}"
 
 
-async def hold(
-    keeper: Keeper,
-    book: Rulebook,
-    words: str,
-    who: str,
-    span: timedelta | None,
-    *,
-    reason: str = "",
-    suspends: tuple[str, ...] = (),
-    revision: str = "",
-) -> tuple[FoundSubject, Hold]:
-    found = await find(keeper, book, words)
-    _is_still(found, revision)
-    granted = await hold_granted(keeper, book, found, who, span, reason=reason, suspends=suspends)
-    if not suspends:
+async def hold(keeper: Keeper, book: Rulebook, who: str, request: Request) -> tuple[FoundSubject, Hold]:
+    found = await find(keeper, book, request.workload)
+    _is_still(found, request.revision)
+    granted = await hold_granted(keeper, book, found, who, request)
+    if not request.suspends:
         await _hold_on_it(found, granted.until)
     ref = found.view.subject.ref
     await keeper.ledger.append([Held(at=granted.at, ref=ref, owner=_owner(found.view), by=who, hold=granted)])
@@ -162,20 +150,11 @@ def until_in_words(granted: Hold) -> str:
     return until + (f". It suspends {', '.join(granted.suspends)} only" if granted.suspends else "")
 
 
-async def hold_granted(
-    keeper: Keeper,
-    book: Rulebook,
-    found: FoundSubject,
-    who: str,
-    span: timedelta | None,
-    *,
-    reason: str = "",
-    suspends: tuple[str, ...] = (),
-) -> Hold:
+async def hold_granted(keeper: Keeper, book: Rulebook, found: FoundSubject, who: str, request: Request) -> Hold:
     """The hold that `who` may have on it, from now on. Raises UsageError: none. Writes nothing."""
     now, subject = keeper.clock.now(), found.view.subject
     view = msgspec.structs.replace(found.view, elsewhere=await holds_elsewhere(keeper, book, subject, now))
-    granted = may_hold(view, book, who, span, now, reason=reason, suspends=suspends)
+    granted = may_hold(view, book, who, request.span, now, reason=request.reason, suspends=request.suspends)
     if isinstance(granted, NotAllowed):
         raise UsageError(granted.why)
     return msgspec.structs.replace(granted, lasting=subject.lasting or "")
@@ -197,7 +176,7 @@ def _but_max_runtime(book: Rulebook, found: FoundSubject, granted: Hold) -> str:
     limits = book.settings(subject).limits
     if isinstance(limits, Unknown) or limits.longest is None or subject.state not in LIVE:
         return ""
-    if suspends(granted, max_runtime.NAME, holdable=max_runtime.HOLDABLE):
+    if suspends(granted, max_runtime.NAME, holdable=max_runtime.RULE.holdable):
         return ""
     return f" It does not suspend the maximum runtime of {in_words(limits.longest)}."
 
@@ -467,8 +446,7 @@ async def preview(keeper: Keeper, book: Rulebook, who: str, request: Request) ->
 async def _previewed(keeper: Keeper, book: Rulebook, who: str, request: Request, found: FoundSubject) -> str:
     match request.action:
         case "hold":
-            span = None if request.seconds is None else timedelta(seconds=request.seconds)
-            granted = await hold_granted(keeper, book, found, who, span, reason=request.reason)
+            granted = await hold_granted(keeper, book, found, who, request)
             return f"hold until {until_in_words(granted)}.{not_prevented(book, found, granted)}"
         case "release":
             return _preview_release(keeper, book, who, found)

@@ -295,7 +295,7 @@ class SqliteLedger:
         return await self.read(lambda c: tables.holds_of(c, owner, since, str(self.path)))
 
     async def about(self, words: str) -> Sequence[Event]:
-        return [line for _, line in await self.lines(last=None, workload=words)]
+        return [line for _, line in await self.lines(tables.LineFilter(last=None, workload=words))]
 
     async def next_pass(self) -> int:
         return await self.change(tables.next_pass)
@@ -329,21 +329,9 @@ class SqliteLedger:
 
     # Beyond the port.
 
-    async def lines(
-        self,
-        *,
-        last: int | None = 100,
-        types: Sequence[str] = (),
-        owner: str | None = None,
-        workload: str | None = None,
-        errors_only: bool = False,
-        since: datetime | None = None,
-        search: str | None = None,
-        before: int | None = None,
-    ) -> list[tuple[int, Event]]:
-        """The newest `last` lines (None: all) that fit, oldest first. `workload`: any ending of its path, or a uid."""
-        wanted = tables.LineFilter(last, tuple(types), owner, workload, errors_only, since, search, before)
-        return await self.read(lambda c: tables.read_lines(c, wanted, str(self.path)))
+    async def lines(self, wanted: tables.LineFilter | None = None) -> list[tuple[int, Event]]:
+        """The newest lines that fit, oldest first."""
+        return await self.read(lambda c: tables.read_lines(c, wanted or tables.LineFilter(), str(self.path)))
 
     async def follow(self, after: int, *, poll: float = 0.5) -> AsyncIterator[tuple[int, Event]]:
         """Lines with a higher number than `after`, for ever: those there are and those that come, from any process."""

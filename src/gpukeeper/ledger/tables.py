@@ -244,11 +244,11 @@ PAGE = 500
 HIGHEST = 2**63 - 1  # number of a line that SQLite can compare
 
 
-class LineFilter(msgspec.Struct, frozen=True):
-    last: int | None = 100
+class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
+    last: int | None = 100  # the newest that fit; None: all
     types: tuple[str, ...] = ()
     owner: str | None = None
-    workload: str | None = None
+    workload: str | None = None  # any ending of its path, or a uid
     errors_only: bool = False
     since: datetime | None = None
     search: str | None = None  # text in any of its words

@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.lifecycle.decide import RULES
-from gpukeeper.lifecycle.declared import Turn, is_counted_once, turn_of
+from gpukeeper.lifecycle.rule import Turn
 from gpukeeper.model.decision import ACTING, Action, Decision, Plan, Step
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.words import in_words
 
-_TURNS = {rule.NAME: turn_of(rule) for rule in RULES}
+_TURNS = {rule.name: rule.turn for rule in RULES}
 TREES = frozenset(name for name, turn in _TURNS.items() if turn is Turn.TREES)  # an hour has its own number of them
-_COUNTED_ONCE = frozenset(rule.NAME for rule in RULES if is_counted_once(rule))
+_COUNTED_ONCE = frozenset(rule.name for rule in RULES if rule.counted_once)
 
 
 class BudgetFacts(msgspec.Struct, frozen=True):

@@ -7,11 +7,10 @@ outranks retention); the first rule that is due and not suspended decides.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from types import ModuleType
 
 import msgspec
 
-from gpukeeper.lifecycle.declared import Evaluator, evaluator_of, not_holdable, states_of
+from gpukeeper.lifecycle.rule import Evaluator, Rule, not_holdable
 from gpukeeper.lifecycle.rules import (
     build_cache,
     exemption,
@@ -41,39 +40,39 @@ from gpukeeper.model.decision import Action, Answer, Decision, Step, Verdict, Vi
 from gpukeeper.model.subject import Category, Hold, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown
 
-RULES: tuple[ModuleType, ...] = (
-    target,
-    exemption,
-    hold,
-    stuck_removal,
-    stop_hold,
-    max_runtime,
-    keep_alive,
-    restart_loop,
-    live_children,
-    taken_gpu,
-    idle,
-    never_started,
-    own_ttl,
-    retention,
-    orphan,
-    leftover_tree,
-    temporary_tree,
-    unused_image,
-    build_cache,
-    unused_volume,
-    unused_network,
+RULES: tuple[Rule, ...] = (
+    target.RULE,
+    exemption.RULE,
+    hold.RULE,
+    stuck_removal.RULE,
+    stop_hold.RULE,
+    max_runtime.RULE,
+    keep_alive.RULE,
+    restart_loop.RULE,
+    live_children.RULE,
+    taken_gpu.RULE,
+    idle.RULE,
+    never_started.RULE,
+    own_ttl.RULE,
+    retention.RULE,
+    orphan.RULE,
+    leftover_tree.RULE,
+    temporary_tree.RULE,
+    unused_image.RULE,
+    build_cache.RULE,
+    unused_volume.RULE,
+    unused_network.RULE,
 )
-EVALUATORS = {rule.NAME: evaluator_of(rule, RULES) for rule in RULES}
+EVALUATORS = {rule.name: rule.among(RULES) for rule in RULES}
 NOT_HELD = not_holdable(RULES)  # a user's hold does not suspend these
 
 
 def _rules_for(shape: Shape, state: State | None) -> tuple[tuple[str, Evaluator], ...]:
-    """In their order. A rule that declares its states (IN) is not evaluated in others; None: every rule."""
+    """In their order. None: in whatever state."""
     return tuple(
-        (rule.NAME, EVALUATORS[rule.NAME])
+        (rule.name, EVALUATORS[rule.name])
         for rule in RULES
-        if shape in rule.FOR and (state is None or state in states_of(rule))
+        if shape in rule.shapes and (state is None or state in rule.states)
     )
 
 
@@ -83,7 +82,7 @@ def _article(word: str) -> str:
 
 _APPLICABLE = {(shape, state): _rules_for(shape, state) for shape in Shape for state in (*State, None)}
 _NOT_FOR = {
-    shape: tuple((rule.NAME, Answer(rule.NAME, Verdict.SILENT, f"not for {_article(shape)} {shape}")) for rule in RULES)
+    shape: tuple((rule.name, Answer(rule.name, Verdict.SILENT, f"not for {_article(shape)} {shape}")) for rule in RULES)
     for shape in Shape
 }
 _NOTHING = Answer("none", Verdict.SILENT, "no rule applies to it")
@@ -195,27 +194,27 @@ def _decision(
 ) -> Decision:
     devices, limits = subject.devices, settings.limits
     return Decision(
-        subject.seen,
-        answer.action,
-        answer.rule,
-        answer.reason if settings.divisor == 1 else f"{answer.reason} (times divided by {settings.divisor})",
-        answer.verdict,
-        answer.due,
-        answer.since,
-        answer.stage,
-        answer.limit,
-        answer.then,
-        NO_GRACE if isinstance(limits, Unknown) else limits.stop_grace,
-        subject.state in _RUNNING or (answer.action in _ENDS_CHILDREN and subject.live_children != 0),
-        subject.owner if isinstance(subject.owner, str) else None,
-        devices if isinstance(devices, Unknown) else len(devices),
-        subject.size,
-        complaints,
-        begins,
-        _RANKS[subject.category],
-        subject.disk_name if answer.pressed else "",
-        subject.owner_verified,
-        settings.class_name,
-        answer.announced,
-        answer.unheard,
+        seen=subject.seen,
+        action=answer.action,
+        rule=answer.rule,
+        reason=answer.reason if settings.divisor == 1 else f"{answer.reason} (times divided by {settings.divisor})",
+        verdict=answer.verdict,
+        due=answer.due,
+        since=answer.since,
+        stage=answer.stage,
+        limit=answer.limit,
+        then=answer.then,
+        grace=NO_GRACE if isinstance(limits, Unknown) else limits.stop_grace,
+        running=subject.state in _RUNNING or (answer.action in _ENDS_CHILDREN and subject.live_children != 0),
+        owner=subject.owner if isinstance(subject.owner, str) else None,
+        gpus=devices if isinstance(devices, Unknown) else len(devices),
+        size=subject.size,
+        complaints=complaints,
+        begins=begins,
+        rank=_RANKS[subject.category],
+        disk=subject.disk_name if answer.pressed else "",
+        owner_verified=subject.owner_verified,
+        class_=settings.class_name,
+        announced=answer.announced,
+        unheard=answer.unheard,
     )

@@ -8,7 +8,6 @@ from difflib import get_close_matches
 import msgspec
 
 from gpukeeper.lifecycle.decide import RULES
-from gpukeeper.lifecycle.declared import left_to_hold
 from gpukeeper.lifecycle.rules import (
     build_cache,
     leftover_tree,
@@ -21,7 +20,7 @@ from gpukeeper.lifecycle.rules import (
     unused_network,
     unused_volume,
 )
-from gpukeeper.lifecycle.rules.hold import mark_until
+from gpukeeper.lifecycle.rules.hold import left_to_hold, mark_until
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.subject import RESTORE, Hold, Memory
@@ -41,7 +40,7 @@ REMOVALS = (
     unused_volume.NAME,
     unused_network.NAME,
 )
-SUSPENDABLE = frozenset({rule.NAME for rule in RULES if rule.ACTS} | {"*"})
+SUSPENDABLE = frozenset({rule.name for rule in RULES if rule.acts} | {"*"})
 
 
 class NotAllowed(msgspec.Struct, frozen=True):

@@ -144,7 +144,7 @@ def head_fields(place: PlaceHead) -> dict[str, Any]:
     return {name: getattr(place, name) for name in PlaceHead.__struct_fields__}
 
 
-class Decision(msgspec.Struct, frozen=True, gc=False):
+class Decision(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """`verdict` explains why nothing happens if the action is keep: waiting, protected, unknown, report."""
 
     seen: Seen

@@ -34,17 +34,6 @@ STATES = (State.RUNNING, State.ENDED, State.CREATED)  # that a person may descri
 _SIGNALS = tuple(signal for signal in Signal if signal is not Signal.GPU)
 
 
-class TrialInput(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload, and what is assumed of it. `after_stop`: the state in which its platform leaves what it stops."""
-
-    subject: Subject
-    idle_for: timedelta = timedelta()
-    busy: bool = False  # it uses its GPUs all the time
-    demand: bool = False
-    hold: timedelta | None = None
-    after_stop: State = State.ENDED
-
-
 class WorkloadWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The workload as a person describes it, on the command line or in a form. Empty: not given."""
 
@@ -68,6 +57,20 @@ class WorkloadWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ttl: str = ""
     hold: str = ""
     demand: bool = False
+
+    def named(self, field: str) -> str:
+        """The field as the person who described the workload wrote it, for messages."""
+        return field
+
+
+class TrialInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload, and what is assumed of it. `after_stop`: the state in which its platform leaves what it stops."""
+
+    words: WorkloadWords
+    subject: Subject
+    idle_for: timedelta = timedelta()
+    hold: timedelta | None = None
+    after_stop: State = State.ENDED
 
 
 class TrialPolicy(msgspec.Struct, frozen=True):
@@ -120,7 +123,7 @@ def trial(policy: Policy, given: TrialInput, now: datetime) -> TrialView:
         after_stop=given.after_stop,
         steps=STEPS,
         reports=True,
-        busy=given.busy,
+        busy=given.words.busy,
     )
     found = tuple(course(view, book, now, tuple(Action), assumed))
     decision = decide(view, book, now)
@@ -145,13 +148,13 @@ def _view(given: TrialInput, book: Rulebook, now: datetime) -> View:
         # What was stopped and not by gpukeeper was stopped by a person.
         by_hand = Stopped("somebody", "", subject.ended, INCARNATION) if subject.outcome is Outcome.STOPPED else None
         memory = msgspec.structs.replace(memory, first_seen_ended=subject.ended, ended=subject.ended, stopped=by_hand)
-    view = View(subject, (), memory, given.demand)
+    view = View(subject, (), memory, given.words.demand)
     if given.hold is None:
         return view
     assert isinstance(subject.owner, str), "the holder is the owner"
     granted = may_hold(view, book, subject.owner, given.hold, now)
     if isinstance(granted, NotAllowed):
-        raise UsageError(f"--hold: {granted.why}")
+        raise UsageError(f"{given.words.named('hold')}: {granted.why}")
     return msgspec.structs.replace(view, memory=msgspec.structs.replace(memory, holds=(granted,)))
 
 
@@ -164,7 +167,7 @@ def _measured(view: View, given: TrialInput, book: Rulebook, now: datetime, at: 
     described = now - min(given.idle_for, LONGEST_IDLE) - MINUTE  # so that the reason can name the whole time
     start = max(subject.started, min(at - reach, described)).replace(second=0, microsecond=0)
     minutes = (at - start) // MINUTE + 1
-    idle_since = at + MINUTE if given.busy else now - given.idle_for
+    idle_since = at + MINUTE if given.words.busy else now - given.idle_for
     # The minute in which it became idle counts as idle: the time that was described is the time that counts.
     used = tuple(BUSY if start + (n + 1) * MINUTE <= idle_since else 0.0 for n in range(minutes))
     devices = subject.devices if isinstance(subject.devices, tuple) else ()
@@ -192,11 +195,11 @@ def _assumed(policy: Policy, given: TrialInput, found: tuple[UpcomingAction, ...
     if given.subject.state is State.RUNNING and given.subject.devices:
         yield (
             "The GPUs are in use all the time."
-            if given.busy
+            if given.words.busy
             else "The workload stays idle from now on, by every signal."
         )
     yield "The workload is not held, stopped or restarted."
-    if given.demand:
+    if given.words.demand:
         shortened = policy.demand.idle_factor < 1
         effect = (
             ", so idle times are shorter (demand)" if shortened else "; that changes no idle time (demand.idle_factor)"

@@ -214,52 +214,26 @@ class UsageSums:
             use = one.uses[0]
             if use.holder.key and use.active | use.idle | use.unknown == WHOLE_HOUR:
                 # One workload has the device all the time, as in most hours: the same as below, without portions.
-                self._add(parts[0], model, use.holder, share, use.active, use.idle, 0, use.unknown)
+                self._add(parts[0], model, use.holder, share, (use.active, use.idle, 0, use.unknown))
                 return
         for portion in portions(one):
             for part in parts:
                 mask = part.mask
-                self._add(
-                    part,
-                    model,
-                    portion.holder,
-                    portion.share,
-                    portion.active & mask,
-                    portion.idle & mask,
-                    portion.free & mask,
-                    portion.unknown & mask,
-                )
+                minutes = (portion.active & mask, portion.idle & mask, portion.free & mask, portion.unknown & mask)
+                self._add(part, model, portion.holder, portion.share, minutes)
 
     def _add(
-        self,
-        part: _LocalPart,
-        model: str,
-        holder: Holder | None,
-        share: float,
-        active: int,
-        idle: int,
-        free: int,
-        unknown: int,
+        self, part: _LocalPart, model: str, holder: Holder | None, share: float, minutes: tuple[int, int, int, int]
     ) -> None:
+        """`minutes`: masks of those active, idle, free and unknown, in the order of the sums."""
         sums, heat, share = part.cells.get((model, holder)), part.heat, share / 60
         if sums is None:
             sums = self._sums(part, model, holder)
-        if active:
-            hours = active.bit_count() * share
-            sums[0] += hours
-            heat[0] += hours
-        if idle:
-            hours = idle.bit_count() * share
-            sums[1] += hours
-            heat[1] += hours
-        if free:
-            hours = free.bit_count() * share
-            sums[2] += hours
-            heat[2] += hours
-        if unknown:
-            hours = unknown.bit_count() * share
-            sums[3] += hours
-            heat[3] += hours
+        for number, mask in enumerate(minutes):
+            if mask:
+                hours = mask.bit_count() * share
+                sums[number] += hours
+                heat[number] += hours
 
     def _sums(self, part: _LocalPart, model: str, holder: Holder | None) -> Sums:
         """Holders with the same names have the same sum."""

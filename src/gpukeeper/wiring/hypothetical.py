@@ -3,7 +3,7 @@ be is refused; its platform's own functions give it the class and the kind that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -53,7 +53,7 @@ class WorkloadDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def try_policy(loaded: Loaded, described: WorkloadDescription, now: datetime) -> PolicyTrial:
-    """Raises UsageError, with the options of `policy try` as names."""
+    """Raises UsageError, with names as they were written."""
     assumed, applied = hypothetical_workload(described, loaded.policy, now)
     found = trial(applied, assumed, now)
     return PolicyTrial(
@@ -73,7 +73,7 @@ def try_policy(loaded: Loaded, described: WorkloadDescription, now: datetime) ->
 def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -> str:
     """Why it has its class."""
     if described.words.class_:
-        return "by --class"
+        return f"by {described.words.named('class')}"
     if found.match is not None:
         return f"by match[{found.match}], {loaded.origin(('match', found.match))}"
     listed = "; no entry of match applies" if loaded.policy.match else ""
@@ -81,50 +81,51 @@ def _because(loaded: Loaded, described: WorkloadDescription, found: TrialView) -
 
 
 def read_description(words: WorkloadWords) -> WorkloadDescription:
-    """Raises UsageError, with the options of `policy try` as names."""
+    """Raises UsageError, with names as they were written."""
     platform, _, place = words.platform.partition("/")
     ended = bool(words.ended_since or words.outcome)
     return WorkloadDescription(
         words=words,
         platform=platform,
         place=place,
-        labels=_labels(words.label),
-        state=_state(words.state, ended=ended),
-        outcome=_outcome(words.outcome),
-        running_for=_span(words.running_for, "--running-for") or timedelta(),
-        idle_for=_span(words.idle_for, "--idle-for") or timedelta(),
-        ended_since=_span(words.ended_since, "--ended-since") or timedelta(),
-        ttl=_span(words.ttl, "--ttl"),
-        hold=_span(words.hold, "--hold"),
+        labels=_labels(words),
+        state=_state(words, ended=ended),
+        outcome=_outcome(words),
+        running_for=_span(words, "running_for") or timedelta(),
+        idle_for=_span(words, "idle_for") or timedelta(),
+        ended_since=_span(words, "ended_since") or timedelta(),
+        ttl=_span(words, "ttl"),
+        hold=_span(words, "hold"),
     )
 
 
-def _span(words: str, flag: str) -> timedelta | None:
+def _span(words: WorkloadWords, field: str) -> timedelta | None:
+    written: str = getattr(words, field)
     try:
-        return read_span(words) if words else None
+        return read_span(written) if written else None
     except ValueError as problem:
-        raise UsageError(f"{flag}: {problem}") from problem
+        raise UsageError(f"{words.named(field)}: {problem}") from problem
 
 
-def _labels(written: Iterable[str]) -> dict[str, str]:
-    wrong = [one for one in written if not one.partition("=")[0]]
+def _labels(words: WorkloadWords) -> dict[str, str]:
+    wrong = [one for one in words.label if not one.partition("=")[0]]
     if wrong:
-        raise UsageError(f'--label "{wrong[0]}" has no key. Write it like team=vision, or team.')
-    return {key: value for key, _, value in (one.partition("=") for one in written)}
+        raise UsageError(f'{words.named("label")} "{wrong[0]}" has no key. Write it like team=vision, or team.')
+    return {key: value for key, _, value in (one.partition("=") for one in words.label)}
 
 
-def _state(written: str, *, ended: bool) -> State:
-    if not written:
+def _state(words: WorkloadWords, *, ended: bool) -> State:
+    if not words.state:
         return State.ENDED if ended else State.RUNNING
-    if written not in STATES:
-        raise UsageError(f'--state "{written}" is not one of: {", ".join(STATES)}')
-    return State(written)
+    if words.state not in STATES:
+        raise UsageError(f'{words.named("state")} "{words.state}" is not one of: {", ".join(STATES)}')
+    return State(words.state)
 
 
-def _outcome(written: str) -> Outcome | None:
-    if written and written not in tuple(Outcome):
-        raise UsageError(f'--outcome "{written}" is not one of: {", ".join(Outcome)}')
-    return Outcome(written) if written else None
+def _outcome(words: WorkloadWords) -> Outcome | None:
+    if words.outcome and words.outcome not in tuple(Outcome):
+        raise UsageError(f'{words.named("outcome")} "{words.outcome}" is not one of: {", ".join(Outcome)}')
+    return Outcome(words.outcome) if words.outcome else None
 
 
 def hypothetical_workload(one: WorkloadDescription, policy: Policy, now: datetime) -> tuple[TrialInput, Policy]:
@@ -136,20 +137,19 @@ def hypothetical_workload(one: WorkloadDescription, policy: Policy, now: datetim
         policy = msgspec.structs.replace(policy, match=())
     subject = _subject(one, policy, now)
     return TrialInput(
+        words=one.words,
         subject=subject,
         idle_for=one.idle_for,
-        busy=one.words.busy,
-        demand=one.words.demand,
         hold=one.hold,
         after_stop=State.SUSPENDED if one.platform == KUBERNETES else State.ENDED,
     ), policy
 
 
 def _check(one: WorkloadDescription, policy: Policy) -> None:
-    words = one.words
+    words, named = one.words, one.words.named
     if one.platform not in WITH_WORKLOADS:
         raise UsageError(
-            f'--platform "{one.platform}": only {" and ".join(WITH_WORKLOADS)} have workloads. '
+            f'{named("platform")} "{one.platform}": only {" and ".join(WITH_WORKLOADS)} have workloads. '
             "On other platforms gpukeeper acts on directory trees only."
         )
     if words.class_ and words.class_ not in policy.classes:
@@ -163,31 +163,33 @@ def _check(one: WorkloadDescription, policy: Policy) -> None:
         known = did_you_mean(words.environment, names) if names else "It has no environments."
         raise UsageError(f'the policy has no environment "{words.environment}". {known}')
     if one.platform == KUBERNETES and (words.kind or "job").lower() not in BY_NAME:
-        raise UsageError(f'--kind "{words.kind}": {did_you_mean(words.kind, list(BY_NAME))}')
+        raise UsageError(f'{named("kind")} "{words.kind}": {did_you_mean(words.kind, list(BY_NAME))}')
     if one.platform == DOCKER and words.kind not in ("", CONTAINER):
-        raise UsageError(f'--kind "{words.kind}": on docker every workload is a {CONTAINER}.')
+        raise UsageError(f'{named("kind")} "{words.kind}": on docker every workload is a {CONTAINER}.')
     if one.platform == DOCKER and words.namespace:
-        raise UsageError("--namespace: docker has no namespaces.")
+        raise UsageError(f"{named('namespace')}: docker has no namespaces.")
     _check_times(one)
 
 
 def _check_times(one: WorkloadDescription) -> None:
     """Options that describe a state must fit the state."""
-    nothing = timedelta()
+    nothing, named = timedelta(), one.words.named
     if one.state is not State.RUNNING and (one.running_for or one.idle_for or one.words.busy):
-        raise UsageError(f"--running-for, --idle-for and --busy describe running work; this one is {one.state}.")
+        names = f"{named('running_for')}, {named('idle_for')} and {named('busy')}"
+        raise UsageError(f"{names} describe running work; this one is {one.state}.")
     if one.state is not State.ENDED and (one.ended_since or one.outcome is not None):
-        raise UsageError(f"--ended-since and --outcome describe ended work; this one is {one.state}.")
+        names = f"{named('ended_since')} and {named('outcome')}"
+        raise UsageError(f"{names} describe ended work; this one is {one.state}.")
     if one.idle_for > one.running_for > nothing:
         raise UsageError(
             f"a workload cannot be idle for {in_words(one.idle_for)} and run for {in_words(one.running_for)} only."
         )
     if one.words.busy and one.idle_for:
-        raise UsageError("--busy and --idle-for cannot be combined.")
+        raise UsageError(f"{named('busy')} and {named('idle_for')} cannot be combined.")
     if one.hold is not None and not one.words.owner:
-        raise UsageError("--hold needs --owner: the user who holds it.")
+        raise UsageError(f"{named('hold')} needs {named('owner')}: the user who holds it.")
     if one.words.group and not one.words.owner:
-        raise UsageError("--group needs --owner: the member of that group.")
+        raise UsageError(f"{named('group')} needs {named('owner')}: the member of that group.")
 
 
 def _with_member(policy: Policy, words: WorkloadWords) -> Policy:

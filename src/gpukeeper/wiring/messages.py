@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from gpukeeper.engine.messages import for_admins, notice_again, stopped_message
 from gpukeeper.ledger.journal import SqliteLedger
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Closed, Event, Notified, WarningSent
 from gpukeeper.model.policy import Notify, Policy
@@ -81,7 +82,7 @@ async def send_to_admins(settings: Notify, line: Event) -> list[str]:
 async def continue_messages(messages: Messages, ledger: SqliteLedger, now: datetime) -> None:
     """After a restart nothing is sent twice, and what was not sent is sent."""
     types = tuple(_TYPES)
-    found = [line for _, line in await ledger.lines(last=LINES, types=types, since=now - REPEATED_AFTER)]
+    found = [line for _, line in await ledger.lines(LineFilter(last=LINES, types=types, since=now - REPEATED_AFTER))]
     sent = {(line.kind, line.key) for line in found if isinstance(line, Notified)}
     for line in found:
         if isinstance(line, Notified) and line.owner is None:

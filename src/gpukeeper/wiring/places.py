@@ -162,17 +162,8 @@ def _fleet_of_files(fleet: str) -> FoundPlatforms:
 
 
 def _host(loaded: Loaded, clock: SystemClock, environ: Mapping[str, str], busy: Busy, needed: Needed) -> HostPlatform:
-    policy, directories = loaded.policy, _own_folders(loaded, environ)
-    return HostPlatform(
-        hostname(),
-        policy.temporary,
-        clock,
-        reports=policy.reports,
-        marks=policy.disk,
-        directories=directories,
-        busy=busy,
-        needed=needed,
-    )
+    directories = _own_folders(loaded, environ)
+    return HostPlatform(hostname(), loaded.policy, clock, directories=directories, busy=busy, needed=needed)
 
 
 def _own_folders(loaded: Loaded, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 from gpukeeper.disk import mounts, open_files
 from gpukeeper.disk.mounts import Responsiveness
 from gpukeeper.model.decision import Unseen
-from gpukeeper.model.policy import PlaceScope, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Shape
 from gpukeeper.platforms.host.adapter import HostPlatform
 from tests.engines import require
@@ -19,7 +19,7 @@ from tests.real.disk.dead_mount import dead_mount
 from tests.real.disk.filesystems import need_root
 from tests.real.host.machine import until
 from tests.unit.disk.trees import READY, child
-from tests.unit.platforms.host.machine import Ahead, Machine, no_gpus
+from tests.unit.platforms.host.machine import Ahead, Machine, read_with
 
 PASSES = 10
 # Neither asks the filesystem anything, so they do not hang themselves.
@@ -68,8 +68,8 @@ def test_as_a_root_it_is_skipped_reported_and_queried_again_later(
     monkeypatch.setattr(mounts, "PATIENCE_SECONDS", 0.5)
     machine = Machine(tmp_path)
     machine.tree("tmp-a")
-    roots = [Temporary(root=str(one), names=("tmp*",), above=0) for one in (tmp_path / "dead", tmp_path)]
-    platform = HostPlatform("node-1", roots, Ahead(), inventory=no_gpus, scan=open_files.scan)
+    roots = tuple(Temporary(root=str(one), names=("tmp*",), above=0) for one in (tmp_path / "dead", tmp_path))
+    platform = HostPlatform("node-1", Policy(temporary=roots), Ahead(), **read_with(scan=open_files.scan))
 
     async def read() -> tuple[set[str], list[Unseen]]:
         names, unseen = set(), list[Unseen]()

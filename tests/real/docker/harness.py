@@ -127,7 +127,9 @@ class Harness:
     def asked(self, name: str, action: Action) -> Step:
         """What a person asks for: no rule has to be due."""
         grace = timedelta(seconds=5)
-        return Step("9.1", Decision(self.subject(name).seen, action, REQUEST, "asked for", grace=grace))
+        return Step(
+            "9.1", Decision(seen=self.subject(name).seen, action=action, rule=REQUEST, reason="asked for", grace=grace)
+        )
 
     def take(self, step: Step) -> Closed:
         return self.run(take(self.keeper, self.platform, step, self.book, 9))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpukeeper.devices.driver.client import inventory
-from gpukeeper.model.policy import PlaceScope
+from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.subject import Shape
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
@@ -52,5 +52,5 @@ def test_the_host_shows_its_gpus_while_one_is_in_use() -> None:
 
 
 async def _observe() -> list:  # type: ignore[type-arg]
-    host = HostPlatform("here", (), Now())
+    host = HostPlatform("here", Policy(), Now())
     return [s async for page in host.observe(PlaceScope()) for s in page.subjects]

@@ -16,6 +16,7 @@ from gpukeeper.ledger.copy.admin import add_machine, initialize
 from gpukeeper.ledger.copy.shipper import CopySettings, Shipper
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.meta import ensure_identity
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.event import Complaint, Event, Noticed
 from gpukeeper.model.subject import Ref, State
 from tests.real.postgres.server import Server
@@ -92,7 +93,7 @@ class Machine:
         asyncio.run(self.ledger.append(lines))
 
     def written(self) -> list[tuple[int, str]]:
-        found = asyncio.run(self.ledger.lines(last=None, types=("complaint",)))
+        found = asyncio.run(self.ledger.lines(LineFilter(last=None, types=("complaint",))))
         return [(seq, line.what) for seq, line in found if isinstance(line, Complaint)]
 
     def close(self) -> None:

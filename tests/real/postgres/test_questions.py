@@ -125,7 +125,7 @@ def test_lines_are_those_of_the_ledger(database: FleetDatabase, machine: Any) ->
     with database.connect("gpukeeper_web") as connection:
         for wanted in FILTERS:
             given = {name: getattr(wanted, name) for name in LineFilter.__struct_fields__}
-            there = asyncio.run(machine.ledger.lines(**given))
+            there = asyncio.run(machine.ledger.lines(LineFilter(**given)))
             found = copied_lines(connection, "node-1", wanted)
             assert [number for number, _ in found] == [number for number, _ in there], wanted
             if "\0" not in repr(there):

@@ -24,6 +24,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.nodes import Process, read_processes
 from gpukeeper.platforms.ray.settings import RaySettings
+from gpukeeper.platforms.ray.survey import NodesAccess
 from tests.real.ray.clusters import NEWEST, Cluster, until
 
 FRESH = Callable[..., Cluster]
@@ -86,8 +87,8 @@ def platform(cluster: Cluster, ahead: timedelta = timedelta(days=2), **how: Any)
         known = cluster.processes()
         return tuple(one for one in read_processes() if one.pid in known)
 
-    how = {"scan": everything_seen, "everyone": everyone, "environ": {}} | how
-    return RayPlatform("here", policy, Ahead(ahead), **how)
+    access = NodesAccess(**{"scan": everything_seen, "everyone": everyone} | how)
+    return RayPlatform("here", policy, Ahead(ahead), environ={}, access=access)
 
 
 def leave(cluster: Cluster, name: str) -> Path:
@@ -113,7 +114,7 @@ async def subjects(ray: RayPlatform, cluster: Cluster) -> list[Subject]:
 
 
 def step(subject: Subject) -> Step:
-    return Step("1.1", Decision(subject.seen, Action.REMOVE, "leftover_tree", "because"))
+    return Step("1.1", Decision(seen=subject.seen, action=Action.REMOVE, rule="leftover_tree", reason="because"))
 
 
 def is_free(subject: Subject) -> bool:

@@ -28,6 +28,7 @@ from gpukeeper.platforms.docker.adapter import DockerPlatform
 from gpukeeper.platforms.host.connect import hostname
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.settings import NodeContainer, RaySettings
+from gpukeeper.platforms.ray.survey import NodesAccess
 from tests.engines import has_ray, require
 from tests.real.docker import kernel
 from tests.real.docker.private_engine import DockerEngine
@@ -107,7 +108,7 @@ def platform(engine: DockerEngine, *names: str, above: int = 0) -> RayPlatform:
     settings = RaySettings(roots=(ROOT,), cpu=50.0, window=timedelta(seconds=1))
     temporary = (Temporary(root=ROOT, names=settings.names, above=above, platform="ray"),)
     policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
-    return RayPlatform("here", policy, SystemClock(), inside, scan=everything_seen, environ={})
+    return RayPlatform("here", policy, SystemClock(), inside, access=NodesAccess(scan=everything_seen), environ={})
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -124,7 +125,7 @@ async def tree(ray: RayPlatform, node: str, name: str) -> Subject:
 
 
 def removal(subject: Subject) -> Step:
-    return Step("1.1", Decision(subject.seen, Action.REMOVE, "temporary_tree", "because"))
+    return Step("1.1", Decision(seen=subject.seen, action=Action.REMOVE, rule="temporary_tree", reason="because"))
 
 
 def gpukeeper(engine: DockerEngine, *words: str, policy: dict[str, object] = POLICY) -> Any:

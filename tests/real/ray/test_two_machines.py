@@ -23,6 +23,7 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.nodes import Process, read_processes
 from gpukeeper.platforms.ray.settings import RaySettings
+from gpukeeper.platforms.ray.survey import NodesAccess
 from tests.engines import has_ray, require
 from tests.real.ray.clusters import VERSIONS, until
 from tests.real.ray.machines import HEAD, Machines, two_machines
@@ -49,7 +50,8 @@ def of_the_worker(here: Machines) -> RayPlatform:
     ray = RaySettings(roots=(str(here.scratch),), cpu=1e9, window=timedelta(milliseconds=1), sessions=None, logs=None)
     temporary = (Temporary(root=str(here.scratch), names=("tmp*",), above=0, platform="ray"),)
     policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": ray}, temporary=temporary)
-    return RayPlatform("second", policy, Ahead(), everyone=everyone, scan=everything_seen, environ={})
+    access = NodesAccess(everyone=everyone, scan=everything_seen)
+    return RayPlatform("second", policy, Ahead(), access=access, environ={})
 
 
 async def found(ray: RayPlatform) -> list[Subject]:
@@ -118,7 +120,7 @@ def test_with_a_dashboard_that_workers_reach_an_idle_one_is_cleaned_and_a_busy_o
         until(lambda: node_of(ray).busy is None, "the worker is idle by its cluster's word")
         (subject,) = [one for one in run(found(ray)) if one.ref.name.endswith("/tmpold")]
         assert (subject.busy, subject.in_use) == (None, False)
-        step = Step("1.1", Decision(subject.seen, Action.REMOVE, "temporary_tree", "because"))
+        step = Step("1.1", Decision(seen=subject.seen, action=Action.REMOVE, rule="temporary_tree", reason="because"))
         assert isinstance(run(ray.act(step, subject)), Accepted)
         assert isinstance(run(ray.read(subject.ref)), Gone)
         assert not tree.exists()

@@ -91,7 +91,10 @@ def test_what_is_refused_again_for_the_same_reason_waits_twice_as_long_up_to_a_d
 
 
 def tree_step(name: str, place: tuple[str, str] = HERE, rule: str = "temporary_tree") -> Step:
-    return Step("1.1", Decision(Seen(Ref(*place, "tree", name, name), "i", "v", NOW), Action.REMOVE, rule, ""))
+    return Step(
+        "1.1",
+        Decision(seen=Seen(Ref(*place, "tree", name, name), "i", "v", NOW), action=Action.REMOVE, rule=rule, reason=""),
+    )
 
 
 def test_work_beside_a_tree_counts_for_its_directory_and_until_the_next_pass() -> None:

@@ -33,7 +33,7 @@ def test_what_waits_to_start_has_not_stopped() -> None:
 
 @pytest.mark.parametrize(("running", "due", "opens"), [(9, 1, False), (9, 2, True), (10, 2, False), (14, 3, True)])
 def test_a_share_of_the_running_work_is_rounded_down(running: int, due: int, opens: bool) -> None:
-    acting = [Decision(SEEN, Action.STOP, "idle", "idle", running=True)] * due
+    acting = [Decision(seen=SEEN, action=Action.STOP, rule="idle", reason="idle", running=True)] * due
     fleet = BudgetFacts(seen=running, running=running, before=0, vanished=0, acts_last_hour=0)
     assert (open_breaker(acting, Policy(breaker=Breaker(running=0.2)), fleet) is not None) is opens
 

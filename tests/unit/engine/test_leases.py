@@ -112,11 +112,11 @@ async def test_a_hold_by_command_obeys_the_same_caps(b: Harness) -> None:
 async def test_a_released_hold_elsewhere_counts_only_as_long_as_it_lasted(b: Harness) -> None:
     b.ended("eval")
     b.ended("other")
-    await requests.hold(b.keeper, b.book, "eval", "ann", None)
+    await requests.hold(b.keeper, b.book, "ann", Request(verb="hold", workload="eval"))
     await asyncio.sleep(HOUR.total_seconds())
     await requests.release(b.keeper, b.book, "eval", "ann")
     await asyncio.sleep(HOUR.total_seconds())
-    _, granted = await requests.hold(b.keeper, b.book, "other", "ann", None)
+    _, granted = await requests.hold(b.keeper, b.book, "ann", Request(verb="hold", workload="other"))
     assert granted.until - granted.at == 23 * HOUR
 
 
@@ -135,7 +135,7 @@ async def test_a_file_is_no_obstacle_to_an_admin_and_a_persons_hold_is(b: Harnes
     b.ended("eval", marks=ASKS)
     await reclaim(b.keeper, b.platform, b.book)
     b.ended("other")
-    await requests.hold(b.keeper, b.book, "other", "ann", None)
+    await requests.hold(b.keeper, b.book, "ann", Request(verb="hold", workload="other"))
     assert (await requests.fulfil(b.keeper, b.book, "root", Request(verb="remove", workload="eval"))).done
     reply = await requests.fulfil(b.keeper, b.book, "root", Request(verb="remove", workload="other"))
     assert "is held by ann" in reply.words

@@ -82,3 +82,16 @@ async def test_what_ended_and_is_held_is_shown_with_its_removal_after_that(b: Ha
     ((fact,),) = (place.facts.values() for place in live.places.values())
     (step,) = workload_line(fact, "m", b.now()).steps
     assert (fact.decision.rule, step.action, step.at) == ("hold", Action.REMOVE, hold.until)
+
+
+@virtual
+async def test_a_whole_pass_that_ended_midway_does_not_replace_what_a_narrow_one_finds(b: Harness) -> None:
+    """Its incomplete set became the facts of the place at the end of the next narrow pass."""
+    live = b.keeper.live
+    live.enabled = True
+    train, other = b.running("train"), b.running("other")
+    await reclaim(b.keeper, b.platform, b.book, act=False)
+    live.begin(b.platform, whole=True)  # and never finished: the pass ended by a bug
+    await reclaim(b.keeper, b.platform, b.book, only=[train.ref], act=False)
+    (place,) = live.places.values()
+    assert set(place.facts) == {train.ref.key, other.ref.key}

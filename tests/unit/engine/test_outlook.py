@@ -86,6 +86,6 @@ def test_others_are_told_no_word_of_a_reason_in_any_field() -> None:
     """A warning carries its sentence twice: also as it would be said if nobody could be told."""
     secret = "idle for 2h; GPU of the secret project"
     seen = Seen(Ref("docker", "node-3", "container", "eval", "u1"), "run-1", "v1", NOW)
-    planned = Decision(seen, Action.WARN, "idle", secret, unheard=Announcement(NOW, secret))
+    planned = Decision(seen=seen, action=Action.WARN, rule="idle", reason=secret, unheard=Announcement(NOW, secret))
     shown = without_reason(planned, outlook.NOT_SHOWN)
     assert secret.encode() not in msgspec.json.encode(shown)

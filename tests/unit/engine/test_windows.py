@@ -35,6 +35,10 @@ def open_intent(b: Harness, thing: Thing, action: Action, rule: str) -> Intended
     )
 
 
+def holding(workload: str, span: timedelta, **more: Any) -> requests.Request:
+    return requests.Request(verb="hold", workload=workload, seconds=span.total_seconds(), **more)
+
+
 @virtual
 async def test_the_owners_own_stop_after_a_crash_is_not_taken_for_ours(b: Harness) -> None:
     """Killed between intent and act; the owner stops it hours later. It must not go as "stopped because idle"."""
@@ -56,7 +60,7 @@ async def test_a_hold_granted_while_signals_are_read_counts(b: Harness) -> None:
 
     async def slow(*given: Any) -> Any:
         b.signals.series = read  # type: ignore[method-assign]
-        await requests.hold(b.keeper, b.book, "train", "root", HOUR, suspends=("*",))
+        await requests.hold(b.keeper, b.book, "root", holding("train", HOUR, suspends=("*",)))
         return await read(*given)
 
     b.signals.series = slow  # type: ignore[method-assign]
@@ -111,7 +115,7 @@ async def test_children_of_a_later_run_are_warned_about_again(b: Harness) -> Non
 @virtual
 async def test_after_a_long_hold_people_are_warned_again(b: Harness) -> None:
     thing = await b.overdue("train")
-    await requests.hold(b.keeper, b.book, "train", "root", 7 * DAY, suspends=("max_runtime", "idle"))
+    await requests.hold(b.keeper, b.book, "root", holding("train", 7 * DAY, suspends=("max_runtime", "idle")))
     await asyncio.sleep(7 * 86400 + 1)
     thing.busy_until = b.now() + DAY
     await reclaim(b.keeper, b.platform, b.book)
@@ -188,7 +192,7 @@ async def test_a_request_waits_for_what_is_not_settled(b: Harness) -> None:
 @virtual
 async def test_another_users_hold_stands_against_a_request(b: Harness) -> None:
     thing = b.ended("old")
-    await requests.hold(b.keeper, b.book, "old", "ann", HOUR, reason="mine")
+    await requests.hold(b.keeper, b.book, "ann", holding("old", HOUR, reason="mine"))
     reply = await requests.fulfil(b.keeper, b.book, "root", requests.Request(verb="remove", workload="old"))
     assert "is held by ann (mine); release it first" in reply.words
     assert b.world.find(thing.ref) is thing

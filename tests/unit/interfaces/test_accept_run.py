@@ -15,6 +15,7 @@ from gpukeeper.interfaces.cli import accept_run
 from gpukeeper.interfaces.cli.accept_run import LEAST_KEPT, _history, _pruned, exit_code, prepare, recorded, written
 from gpukeeper.interfaces.cli.accept_settings import RunOptions
 from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.accept_bench import Bench, figure_check, run
@@ -99,7 +100,7 @@ def test_what_was_recorded_is_the_history_of_the_next_run(tmp_path: Path) -> Non
         assert recorded(ledger, report(run="r-2", device="cpu"), "/r") == []
         assert recorded(ledger, report(run="r-3", device="simulated"), "/r") == []
         history = asyncio.run(_history(ledger, "node-1"))
-        lines = asyncio.run(ledger.lines(types=("acceptance",)))
+        lines = asyncio.run(ledger.lines(LineFilter(types=("acceptance",))))
     finally:
         ledger.close()
     assert {who: [one.run for one in runs] for who, runs in history.items()} == {"S0": ["r-1"], "S1": ["r-1"]}

@@ -123,7 +123,7 @@ def test_the_sections_are_those_of_a_policy() -> None:
 
 
 def test_the_rules_are_those_that_a_hold_can_suspend() -> None:
-    assert completion.rules("") == sorted(rule.NAME for rule in RULES if rule.ACTS)
+    assert completion.rules("") == sorted(rule.name for rule in RULES if rule.acts)
     assert completion.rules("max") == ["max_runtime"]
 
 

@@ -18,6 +18,7 @@ from gpukeeper.acceptance.fleet.launcher import RunSpec, Target
 from gpukeeper.acceptance.launchers.story import RunArchive
 from gpukeeper.ledger.archive import rotate
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import NodeMarked
 from gpukeeper.model.gpu import Grade
@@ -55,7 +56,7 @@ def back(*words: str) -> Result:
 def lines(tmp_path: Path) -> list[NodeMarked]:
     ledger = open_ledger(tmp_path / "state" / "ledger.db", write=False)
     try:
-        found = asyncio.run(ledger.lines(last=None))
+        found = asyncio.run(ledger.lines(LineFilter(last=None)))
     finally:
         ledger.close()
     return [line for _, line in found if isinstance(line, NodeMarked)]

@@ -15,6 +15,7 @@ from gpukeeper.ledger.archive import Rotation, read_archive, rotate, status
 from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.signals import open_signals
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.errors import LeaseHeld, LedgerError
 from gpukeeper.model.event import BaselineSeen, Complaint, Decided, Event, NodeTested, Paused, Quarantined, Vanished
@@ -56,7 +57,9 @@ async def filled(path: Path) -> SqliteLedger:
 
 async def told(ledger: SqliteLedger) -> Counter[tuple[int, str]]:
     """Every line of history, in the journal and in all archives."""
-    found = [(seq, repr(line)) for seq, line in await ledger.lines(last=None) if "Checkpoint" not in repr(line)]
+    found = [
+        (seq, repr(line)) for seq, line in await ledger.lines(LineFilter(last=None)) if "Checkpoint" not in repr(line)
+    ]
     for file in (ledger.path.parent / "archive").glob("journal-*.gz"):
         found += [(seq, repr(line)) for seq, line in read_archive(file)]
     return Counter(found)
@@ -82,7 +85,7 @@ def test_old_lines_move_to_a_file_and_state_stays(tmp_path: Path) -> None:
         assert await ledger.rebuild() == 1  # the checkpoint is all it needs
         assert await answers(ledger) == state
         assert await ledger.next_pass() == 43
-        remaining = InMemoryLedger(line for _, line in await ledger.lines(last=None))
+        remaining = InMemoryLedger(line for _, line in await ledger.lines(LineFilter(last=None)))
         assert await everything(remaining) == await everything(ledger)
         assert (await ledger.totals(OLD)).covers_from == NOW - 35 * DAY
         assert (await ledger.totals(NOW - 30 * DAY)).covers_from is None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import LeaseHeld
 from tests.unit.ledger.examples import run
 
@@ -45,7 +46,7 @@ def test_every_line_said_to_be_durable_survives_kill_9(tmp_path: Path, lines: in
 
     async def story() -> None:
         ledger = open_ledger(path, write=True)
-        found = {line.step for _, line in await ledger.lines(last=None, types=("intent",))}  # type: ignore[union-attr]
+        found = {line.step for _, line in await ledger.lines(LineFilter(last=None, types=("intent",)))}  # type: ignore[union-attr]
         assert {f"s{number}" for number in said} <= found
         assert await ledger.damage() == []
         still_open = {intent.step for intent in await ledger.open_intents("docker", "node-3")}

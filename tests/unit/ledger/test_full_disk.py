@@ -13,6 +13,7 @@ import pytest
 from gpukeeper.ledger import journal as reserves
 from gpukeeper.ledger.journal import Reserve, open_ledger
 from gpukeeper.ledger.signals import open_signals
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.series import Sample, Signal
 from tests.small_reserve import USUAL
@@ -87,7 +88,7 @@ def test_on_a_full_disk_outcomes_are_written_and_nothing_new_begins(small_disk: 
         with pytest.raises(LedgerError, match="is full"):
             open_ledger(path, write=True)
         ledger = open_ledger(path, write=False)
-        written = {line.step for _, line in await ledger.lines(last=None, types=("outcome",))}  # type: ignore[union-attr]
+        written = {line.step for _, line in await ledger.lines(LineFilter(last=None, types=("outcome",)))}  # type: ignore[union-attr]
         assert written == {"s0", *(f"x{n}" for n in range(1, number + 1))}
 
         ledger.close()
@@ -137,7 +138,7 @@ def test_when_even_the_reserve_is_used_up_a_line_fails_as_a_whole_with_a_sentenc
 
         with pytest.raises(LedgerError, match="is full"):
             await write_on()
-        assert len(await ledger.lines(last=None)) == written * 5
+        assert len(await ledger.lines(LineFilter(last=None))) == written * 5
         assert await ledger.damage() == []
         ledger.close()
 

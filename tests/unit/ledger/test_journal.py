@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Closed, Complaint, Event, Paused, Resumed
@@ -132,7 +133,7 @@ def test_lines_can_be_narrowed(ledger: SqliteLedger) -> None:
         await ledger.append(lines)
 
         async def numbers(**wanted: object) -> list[int]:
-            return [seq for seq, _ in await ledger.lines(**wanted)]  # type: ignore[arg-type]
+            return [seq for seq, _ in await ledger.lines(LineFilter(**wanted))]  # type: ignore[arg-type]
 
         assert await numbers() == [1, 2, 3, 4, 5, 6, 7]
         assert await numbers(last=2) == [6, 7]

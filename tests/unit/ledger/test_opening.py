@@ -16,6 +16,7 @@ import pytest
 from gpukeeper.ledger.database import APPLICATION_ID, MIGRATIONS, Schema, open_for_writing
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.signals import open_signals
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import LedgerError
 from tests.unit.ledger.examples import NOW, intended, noticed, run
 
@@ -143,7 +144,7 @@ def test_damage_inside_is_a_sentence_wherever_it_is_met(tmp_path: Path) -> None:
         ledger = open_ledger(path, write=True)
         assert await ledger.damage() != []
         with pytest.raises(LedgerError, match=r"damaged|cannot be read"):
-            await ledger.lines(last=None)
+            await ledger.lines(LineFilter(last=None))
         with pytest.raises(LedgerError, match=r"damaged|cannot be read"):
             await ledger.rebuild()
         ledger.close()

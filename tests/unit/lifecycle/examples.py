@@ -79,4 +79,4 @@ def ended_view(**facts: Any) -> View:
 def decision(number: int = 1, action: Action = Action.REMOVE, **more: Any) -> Decision:
     ref = Ref("docker", "node-3", "container", f"job-{number}", f"u{number:03d}")
     known: dict[str, Any] = {"rule": "retention", "reason": "over", "due": NOW - number * MINUTE}
-    return Decision(Seen(ref, "run-1", "1", NOW), action, **(known | more))
+    return Decision(seen=Seen(ref, "run-1", "1", NOW), action=action, **(known | more))

@@ -281,7 +281,9 @@ def test_use_that_the_driver_could_not_report_is_not_measured(text: str) -> None
 
 
 def decided(action: Action = Action.KEEP, verdict: Verdict = Verdict.WAIT, **more: Any) -> Decision:
-    return Decision(subject().seen, action, "idle", "idle for 10m, allowed 30m", verdict, **more)
+    return Decision(
+        seen=subject().seen, action=action, rule="idle", reason="idle for 10m, allowed 30m", verdict=verdict, **more
+    )
 
 
 @pytest.mark.parametrize(

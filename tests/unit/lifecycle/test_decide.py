@@ -38,7 +38,10 @@ def step(view: View, **changes: Any) -> Step:
 
 
 def asked(view: View, action: Action = Action.STOP) -> Step:
-    return Step("1.1", Decision(view.subject.seen, action, REQUEST, "asked for by ann", Verdict.DUE))
+    return Step(
+        "1.1",
+        Decision(seen=view.subject.seen, action=action, rule=REQUEST, reason="asked for by ann", verdict=Verdict.DUE),
+    )
 
 
 def test_a_decision_has_every_field_of_its_answer_under_the_same_name() -> None:
@@ -165,7 +168,7 @@ def test_complaints_are_carried_even_when_something_is_due() -> None:
 def test_every_rule_answers_for_every_shape() -> None:
     for shape in Shape:
         given = answers(View(subject(shape=shape)), BOOK, NOW)
-        assert [answer.rule for answer in given] == [rule.NAME for rule in RULES]
+        assert [answer.rule for answer in given] == [rule.name for rule in RULES]
         assert all(answer.reason for answer in given)
 
 
@@ -178,13 +181,13 @@ def test_rules_of_another_shape_report_it() -> None:
 def test_a_rule_asked_about_another_shape_is_silent() -> None:
     settings = BOOK.settings(subject())
     for rule in RULES:
-        if rule.NAME in ("orphan", "temporary_tree", "unused_image", "build_cache"):
+        if rule.name in ("orphan", "temporary_tree", "unused_image", "build_cache"):
             assert rule.evaluate(View(subject()), settings, NOW).verdict is Verdict.SILENT
 
 
 def test_every_rule_says_in_a_sentence_what_it_does() -> None:
     for rule in RULES:
-        assert rule.SUMMARY.endswith(".")
+        assert rule.summary.endswith(".")
 
 
 def test_the_latest_known_hold_ends_by_the_class_limit() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from gpukeeper.lifecycle.declared import held_within
 from gpukeeper.lifecycle.holds import NotAllowed, may_act, may_hold, may_touch, release_of
+from gpukeeper.lifecycle.rules.hold import held_within
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import View
 from gpukeeper.model.event import Held

@@ -228,10 +228,10 @@ def test_what_it_assumes_is_reported() -> None:
         ({"state": State.ENDED, "idle_for": HOUR}, "describe running work; this one is ended"),
         ({"state": State.RUNNING, "ended_since": HOUR}, "describe ended work; this one is running"),
         ({"running_for": HOUR, "idle_for": 2 * HOUR}, "cannot be idle for 2h and run for 1h only"),
-        ({"running_for": HOUR, "idle_for": HOUR, "busy": True}, "--busy and --idle-for"),
-        ({"hold": HOUR}, "--hold needs --owner"),
-        ({"group": "faculty"}, "--group needs --owner"),
-        ({"hold": 9 * DAY, "owner": "bob"}, "--hold: a hold may last 1d at most"),
+        ({"running_for": HOUR, "idle_for": HOUR, "busy": True}, "busy and idle_for"),
+        ({"hold": HOUR}, "hold needs owner"),
+        ({"group": "faculty"}, "group needs owner"),
+        ({"hold": 9 * DAY, "owner": "bob"}, "hold: a hold may last 1d at most"),
     ],
 )
 def test_a_description_that_cannot_be_is_refused(facts: dict[str, Any], words: str) -> None:

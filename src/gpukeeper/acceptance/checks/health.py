@@ -10,6 +10,8 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from gpukeeper.acceptance.check import Check, CheckContext, CheckRun, CheckSize, RunMode
 from gpukeeper.acceptance.judging.health_rules import (
     LEVELS,
@@ -246,8 +248,8 @@ def _of_xid(gpu: Gpu, number: int, logged: Sequence[Xid], context: CheckContext)
     if number in XIDS_OF_PROGRAMS and len(checks) > 1:
         grade, again = Grade.FAIL, ". It occurred again in another check, so the GPU is the cause"
     words = f"the kernel logged Xid {number} {_during(checks[0] if checks else START)}: {worst.words}{again}"
-    evidence = {"words": [xid.words for xid in logged][:8]}
-    yield _finding(gpu, grade, f"xid-{number}", words, worst.remedy, at=checks[0] if checks else "", evidence=evidence)
+    found = _finding(gpu, grade, f"xid-{number}", words, worst.remedy, at=checks[0] if checks else "")
+    yield replace(found, evidence={"words": [xid.words for xid in logged][:8], **found.evidence})
 
 
 def _checks_with(uuid: str, number: int, context: CheckContext) -> list[str]:
@@ -396,7 +398,6 @@ def _finding(
     *,
     value: float | None = None,
     at: str = "",
-    evidence: Mapping[str, object] | None = None,
 ) -> Finding:
     return Finding(
         check=NAME,
@@ -407,7 +408,7 @@ def _finding(
         message=f"{words[:1].upper()}{words[1:]}.",
         action=remedy,
         value=value,
-        evidence={**(evidence or {}), **({"during": at} if at else {})},
+        evidence={"during": at} if at else {},
     )
 
 

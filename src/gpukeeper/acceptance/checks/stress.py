@@ -25,6 +25,15 @@ DRAWS_ITS_LIMIT = re.compile(r".*\b(H200|H100 80GB HBM3)\b.*")  # models that th
 WARM_S = 3.0  # until the load is full
 THIRDS = 3
 LOWER = ("results", "steadiness", "step_time", "temperature")  # of these less is better
+UNITS = {
+    "results": "elements",
+    "steadiness": "share",
+    "step_time": "share",
+    "use": "percent",
+    "temperature": "C",
+    "power": "W",
+    "clock": "MHz",
+}
 SMALL = {"seconds": 0.6, "n": 128, "window_s": 0.1}
 
 
@@ -57,7 +66,7 @@ def _right(gpu: str, result: Values) -> Finding:
     where = result.get("where") or []
     first = f" First: row {where[0]['row']}, column {where[0]['col']}." if where else ""
     bad = f"{wrong} wrong elements under full load.{first} This GPU corrupts data. Take it out of service."
-    return _finding(
+    found = _finding(
         gpu,
         "results",
         Grade.FAIL if wrong else Grade.PASS,
@@ -65,9 +74,8 @@ def _right(gpu: str, result: Values) -> Finding:
         bad if wrong else f"0 wrong elements in {verified:,} products under full load.",
         Remedy.REPLACE_GPU if wrong else Remedy.NONE,
         value=float(wrong),
-        unit="elements",
-        evidence={"where": where},
     )
+    return replace(found, evidence={"where": where})
 
 
 def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
@@ -92,7 +100,6 @@ def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
         f"Speed in the three thirds of the run: {shown} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
         Remedy.NONE if grade is Grade.PASS else Remedy.WATCH,
         value=apart,
-        unit="share",
     )
 
 
@@ -108,7 +115,6 @@ def _rise(gpu: str, first: float, last: float) -> Finding:
         + (" It does not sustain its speed: check cooling and power." if slow else ""),
         Remedy.CONTACT_VENDOR if slow else Remedy.NONE,
         value=rise,
-        unit="share",
     )
 
 
@@ -139,7 +145,6 @@ def _use(gpu: Gpu, use: Sequence[float], context: CheckContext) -> Finding:
         + ("" if full else " It was not under full load: check what else runs on the machine, and test again."),
         Remedy.NONE if full else Remedy.RETEST,
         value=mean,
-        unit="percent",
     )
 
 
@@ -160,7 +165,7 @@ def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Find
         return judge.missing(NAME, "temperature", gpu.uuid, "the driver did not report the temperature")
     limit, why = hot_limit(gpu, context)
     if limit is None:
-        return _reported(gpu.uuid, "temperature", max(seen), "C", f"At most {max(seen):.0f} °C; {why}.")
+        return _reported(gpu.uuid, "temperature", max(seen), f"At most {max(seen):.0f} °C; {why}.")
     lasting = median(seen[len(seen) // 2 :])
     grade = Grade.FAIL if lasting >= limit else Grade.WARN if max(seen) >= limit else Grade.PASS
     advice = "" if grade is Grade.PASS else " Check fans, airflow, filters and the room."
@@ -173,7 +178,6 @@ def _temperature(gpu: Gpu, seen: Sequence[float], context: CheckContext) -> Find
         f" ({why}).{advice}",
         Remedy.NONE if grade is Grade.PASS else Remedy.CONTACT_VENDOR,
         value=max(seen),
-        unit="C",
     )
 
 
@@ -197,7 +201,7 @@ def _power(gpu: Gpu, watts: Sequence[float], context: CheckContext) -> Finding:
     limit = health.states.get("power_limit_w") if health else None
     mean = fmean(watts)
     if not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0:
-        return _reported(gpu.uuid, "power", mean, "W", f"It drew {mean:.0f} W; its power limit is unknown.")
+        return _reported(gpu.uuid, "power", mean, f"It drew {mean:.0f} W; its power limit is unknown.")
     share = mean / limit
     good = share >= LEAST_POWER
     known = isinstance(gpu.name, str) and DRAWS_ITS_LIMIT.fullmatch(gpu.name) is not None
@@ -216,7 +220,6 @@ def _power(gpu: Gpu, watts: Sequence[float], context: CheckContext) -> Finding:
         f" {LEAST_POWER:.0%}).{advice}",
         Remedy.NONE if good else Remedy.CONTACT_VENDOR,
         value=mean,
-        unit="W",
     )
 
 
@@ -227,7 +230,6 @@ def _clock(gpu: Gpu, loaded: Sequence[Reading]) -> Iterable[Finding]:
             gpu.uuid,
             "clock",
             fmean(clocks),
-            "MHz",
             f"Its clock was {fmean(clocks):.0f} MHz on average, {min(clocks):.0f} to {max(clocks):.0f} MHz.",
         )
 
@@ -258,8 +260,8 @@ def _thirds(speeds: Sequence[float]) -> tuple[float, ...]:
     return tuple(speeds[len(speeds) // THIRDS :])
 
 
-def _reported(gpu: str, metric: str, value: float, unit: str, message: str) -> Finding:
-    return _finding(gpu, metric, Grade.SKIPPED, f"{metric}-told", message, Remedy.NONE, value=value, unit=unit)
+def _reported(gpu: str, metric: str, value: float, message: str) -> Finding:
+    return _finding(gpu, metric, Grade.SKIPPED, f"{metric}-told", message, Remedy.NONE, value=value)
 
 
 def _finding(
@@ -271,8 +273,6 @@ def _finding(
     action: Remedy,
     *,
     value: float,
-    unit: str,
-    evidence: Values | None = None,
 ) -> Finding:
     return Finding(
         check=NAME,
@@ -283,12 +283,11 @@ def _finding(
         message=message,
         action=action,
         value=value,
-        unit=unit,
+        unit=UNITS[metric],
         method="stress",
         samples=(value,),
         lower_is_better=metric in LOWER,
         confirm=grade is Grade.FAIL and metric != "results",
-        evidence=evidence or {},
     )
 
 

@@ -34,6 +34,7 @@ from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.web_setup import CLEAR, read_setup
 from gpukeeper.ledger.files import ledger_path, may_exist, socket_path, state_folder
 from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import KeeperError, PolicyError, UsageError
 from gpukeeper.model.event import Complaint, Event, Passed
 from gpukeeper.model.policy import Web
@@ -362,10 +363,12 @@ def _ledger(policy: Path | None) -> list[tuple[str, ...]]:
     try:
         damage = asyncio.run(ledger.damage())
         paused = asyncio.run(ledger.paused())
-        passes = [] if damage else asyncio.run(ledger.lines(last=1, types=("pass",)))
+        passes = [] if damage else asyncio.run(ledger.lines(LineFilter(last=1, types=("pass",))))
         yesterday = datetime.now(UTC) - timedelta(days=1)
         slow = (
-            [] if damage else asyncio.run(ledger.lines(last=1, types=("complaint",), since=yesterday, search=TOO_SLOW))
+            []
+            if damage
+            else asyncio.run(ledger.lines(LineFilter(last=1, types=("complaint",), since=yesterday, search=TOO_SLOW)))
         )
     finally:
         ledger.close()

@@ -41,7 +41,7 @@ from gpukeeper.ledger.backup import restore as restore_ledger
 from gpukeeper.ledger.files import state_folder
 from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.ledger.lines import TYPES, NumberedLine, csv_lines, json_lines, says, syslog_lines
-from gpukeeper.ledger.tables import lines_after
+from gpukeeper.ledger.tables import LineFilter, lines_after
 from gpukeeper.model.errors import LedgerError, UsageError
 from gpukeeper.model.event import Event
 from gpukeeper.model.words import size_in_words
@@ -218,43 +218,41 @@ def list_(
     json: o.Json = False,
 ) -> None:
     """List the newest lines, oldest first."""
-    types = tuple(type_ or ())
-    if not follow and _through_daemon(last, types, owner, workload, errors, since, search, json=json):
+    wanted = LineFilter(
+        last=last,
+        types=tuple(type_ or ()),
+        owner=owner,
+        workload=workload,
+        errors_only=errors,
+        since=_begin(since),
+        search=search,
+    )
+    if not follow and _through_daemon(wanted, since, json=json):
         return
     with opened_for_reading() as ledger:
-        found = asyncio.run(_lines(ledger, last, types, owner, workload, errors, since, search))
+        found = asyncio.run(_lines(ledger, wanted))
         _print_lines(found, json=json, follow=follow)
         if follow:
             asyncio.run(_follow(ledger, found[-1][0] if found else 0, json=json))
 
 
-def _through_daemon(
-    last: int,
-    types: tuple[str, ...],
-    owner: str | None,
-    workload: str | None,
-    errors: bool,
-    since: str | None,
-    search: str | None,
-    *,
-    json: bool,
-) -> bool:
+def _through_daemon(wanted: LineFilter, since: str | None, *, json: bool) -> bool:
     """Whether another user's daemon answered. It returns only lines about the caller's own work."""
     length = span(since, "--since")
-    seconds = None if length is None else length.total_seconds()
     asked = {
-        "last": last if search is None else MOST_ASKED,
-        "types": types,
-        "owner": owner,
-        "workload": workload or "",
-        "errors": errors,
+        "last": wanted.last if wanted.search is None else MOST_ASKED,
+        "seconds": None if length is None else length.total_seconds(),
+        "types": wanted.types,
+        "owner": wanted.owner,
+        "workload": wanted.workload or "",
+        "errors": wanted.errors_only,
     }
-    found = query_daemon(NumberedLine, "ledger", None, seconds=seconds, **asked)
+    found = query_daemon(NumberedLine, "ledger", None, **asked)
     if found is None:
         return False
     print_message("From the daemon's ledger: lines about your own work (admins: all lines).")
-    fitting = [one for one in found.lines if search is None or says(one[1], search)]
-    _print_lines(fitting[-last:], json=json, follow=False)
+    fitting = [one for one in found.lines if wanted.search is None or says(one[1], wanted.search)]
+    _print_lines(fitting[-(wanted.last or 0) :], json=json, follow=False)
     return True
 
 
@@ -316,7 +314,15 @@ def export(
     if format_ not in writers:
         raise UsageError(f'--format "{format_}" is not one of: {", ".join(writers)}')
     with opened_for_reading() as ledger:
-        found = asyncio.run(_lines(ledger, None, tuple(type_ or ()), owner, workload, False, since, search))
+        wanted = LineFilter(
+            last=None,
+            types=tuple(type_ or ()),
+            owner=owner,
+            workload=workload,
+            since=_begin(since),
+            search=search,
+        )
+        found = asyncio.run(_lines(ledger, wanted))
         for row in writers[format_](found):
             typer.echo(row, nl=False)
 
@@ -335,28 +341,11 @@ def rotate(policy: o.PolicyFile = None, json: o.Json = False) -> None:
         typer.echo(f"{done.lines} lines archived{where}; {gone}.")
 
 
-async def _lines(
-    ledger: SqliteLedger,
-    last: int | None,
-    types: tuple[str, ...],
-    owner: str | None,
-    workload: str | None,
-    errors: bool,
-    since: str | None,
-    search: str | None = None,
-) -> list[tuple[int, Event]]:
-    unknown = [name for name in types if name not in TYPES]
+async def _lines(ledger: SqliteLedger, wanted: LineFilter) -> list[tuple[int, Event]]:
+    unknown = [name for name in wanted.types if name not in TYPES]
     if unknown:
         raise UsageError(f'unknown line type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
-    return await ledger.lines(
-        last=last,
-        types=types,
-        owner=owner,
-        workload=workload,
-        errors_only=errors,
-        since=_begin(since),
-        search=search,
-    )
+    return await ledger.lines(wanted)
 
 
 async def _one(ledger: SqliteLedger, seq: int) -> Event | None:

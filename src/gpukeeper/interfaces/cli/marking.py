@@ -42,6 +42,7 @@ from gpukeeper.interfaces.terminal.stopping import until_stopped
 from gpukeeper.ledger.archive import read_archive
 from gpukeeper.ledger.files import archive_folder, ledger_path, reports_folder
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import KeeperError, LedgerError, PolicyError, UsageError
 from gpukeeper.model.event import Event, NodeMarked, NodeTested
 from gpukeeper.model.policy import Amount, MarkSettings
@@ -102,7 +103,7 @@ def read_register(settings: MarkSettings, report_dir: Path | None = None) -> Reg
     """From the ledger, its archives, and the reports of runs that were collected."""
     unread: list[str] = []
     with opened_for_reading() as ledger:
-        lines = [line for _, line in asyncio.run(ledger.lines(last=None, types=TYPES))]
+        lines = [line for _, line in asyncio.run(ledger.lines(LineFilter(last=None, types=TYPES)))]
     lines += _archived(archive_folder(ledger.path), unread)
     found = register(
         lines,

@@ -54,6 +54,7 @@ from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import confirmed, opened
 from gpukeeper.ledger.files import name_or_uid
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import GpuMemory
 from gpukeeper.model.unknown import Unknown
@@ -155,7 +156,7 @@ def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
     with opened(policy, write=False) as session:
         inventory, remembered = _inventory(), _remembered(session)
         uuid, index = _find(gpu, inventory, remembered)
-        lines = asyncio.run(session.ledger.lines(last=HISTORY, workload=uuid))
+        lines = asyncio.run(session.ledger.lines(LineFilter(last=HISTORY, workload=uuid)))
         condition = gpu_condition(uuid, index, remembered.get(uuid), _held(inventory).get(uuid))
         if json:
             shown.as_json("node-show", NodeGpuView(session.keeper.host, condition, lines_view(lines).lines))

@@ -88,6 +88,9 @@ class WorkloadOptions(WorkloadWords, frozen=True, kw_only=True):
         bool, typer.Option("--demand", help="Assume that GPUs are scarce; see `demand` in the policy.")
     ] = False
 
+    def named(self, field: str) -> str:
+        return f"--{field.replace('_', '-')}"
+
 
 @o.with_options
 def try_(*, policy: o.PolicyFile = None, options: WorkloadOptions, json: o.Json = False) -> None:

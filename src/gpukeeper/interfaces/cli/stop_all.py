@@ -23,6 +23,7 @@ from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import confirmed, narrowed, opened, own_only
 from gpukeeper.lifecycle.claims import left_alone, runs_on_gpus
 from gpukeeper.lifecycle.holds import is_admin
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Subject
@@ -84,7 +85,7 @@ def _may_act(session: Session, owner: str | None, *, yes: bool, json: bool) -> N
 
 
 async def _look(session: Session, owner: str | None) -> Targets:
-    narrow, now = own_only(session, narrowed(owner=owner)), session.keeper.clock.now()
+    narrow, now = own_only(session, narrowed(Narrow(owner=owner))), session.keeper.clock.now()
     looked = await observe_fleet(session.keeper, session.book)
     found = Targets(unseen=[f"{p.platform}/{p.place}: {p.what} could not be read ({p.why})" for p in looked.unseen])
     for view in looked.views:

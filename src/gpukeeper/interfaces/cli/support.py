@@ -24,6 +24,7 @@ from gpukeeper.config.show import rows
 from gpukeeper.ledger.files import ledger_path
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.lines import json_lines
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import KeeperError, UsageError
 
 LINES = 500
@@ -109,6 +110,6 @@ def _policy(policy: Path | None) -> str:
 def _ledger() -> str:
     ledger = open_ledger(ledger_path(), write=False)
     try:
-        return "\n".join(json_lines(asyncio.run(ledger.lines(last=LINES))))
+        return "\n".join(json_lines(asyncio.run(ledger.lines(LineFilter(last=LINES)))))
     finally:
         ledger.close()

@@ -57,7 +57,7 @@ def top(
             "top needs a terminal. Without one: gpukeeper observe --gpus; for programs: gpukeeper observe --gpus --json"
         )
     screen = Screen()
-    source = _demo if demo else lambda: _own(policy, platform, narrowed(owner=owner))
+    source = _demo if demo else lambda: _own(policy, platform, narrowed(Narrow(owner=owner)))
     gathering = Gathering(source, max(LEAST, pause.total_seconds()), screen.wake)
     with screen.opened():
         gathering.start()

@@ -20,6 +20,7 @@ from gpukeeper.interfaces.terminal import show as shown
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import confirmed, narrowed, opened, print_unreachable, span
 from gpukeeper.lifecycle.forecast import NOT_UNATTENDED
+from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.decision import Decision
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode
@@ -41,7 +42,7 @@ def list_(
     json: o.Json = False,
 ) -> None:
     """List all workloads with their next action."""
-    narrow = narrowed(owner=owner, image=image, class_=class_)
+    narrow = narrowed(Narrow(owner=owner, image=image, class_=class_))
     by_daemon = read_daemon_plan(policy, platform, narrow)
     if by_daemon is not None:
         decisions = [d for place in by_daemon.places for d in place.decisions]

@@ -204,7 +204,7 @@ class FleetQueries:
             owner=request.owner if who.admin else who.name,
             workload=request.workload or None,
             errors_only=request.errors,
-            since=None if request.seconds is None else datetime.now(UTC) - timedelta(seconds=request.seconds),
+            since=None if request.span is None else datetime.now(UTC) - request.span,
             search=request.search or None,
             before=request.before,
         )
@@ -252,7 +252,7 @@ class FleetQueries:
         line = self._line(machine, request.workload)
         if not who.admin and not (line.owner == who.name and line.owner_verified):
             raise UsageError(f"the signals of {line.path} are {NOT_SHOWN}")
-        span = SHOWN_TIMELINE if request.seconds is None else timedelta(seconds=request.seconds)
+        span = SHOWN_TIMELINE if request.span is None else request.span
         now = datetime.now(UTC)
         since = now - min(max(span, timedelta()), LONGEST_TIMELINE)
         wanted = LineFilter(last=MOST_LINES, workload=line.uid, since=since)

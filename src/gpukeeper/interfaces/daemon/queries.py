@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -41,6 +40,7 @@ from gpukeeper.ledger.files import usage_path
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import TYPES, NumberedLine
 from gpukeeper.ledger.meta import PolicyRecord, backtest_record, newest_backtest, policy_record
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.ledger.usage import SqliteUsage, open_usage
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.holds import is_admin, may_act
@@ -179,7 +179,9 @@ async def health_view(session: Session, ledger: SqliteLedger, *, admin: bool, no
     budget = session.book.policy.budget
     hour, day = now - timedelta(hours=1), now - timedelta(days=1)
     acted = await ledger.acts_since(hour, TREES, but=True)
-    errors: Sequence[tuple[int, Event]] = await ledger.lines(last=ERRORS, errors_only=True, since=day) if admin else ()
+    errors: Sequence[tuple[int, Event]] = (
+        await ledger.lines(LineFilter(last=ERRORS, errors_only=True, since=day)) if admin else ()
+    )
     return HealthView(
         now=now,
         ledger=await _ledger(ledger),
@@ -229,7 +231,6 @@ READING = timedelta(seconds=20)
 LONGEST_TIMELINE = timedelta(days=7)
 SHOWN_TIMELINE = timedelta(hours=24)
 MOST_TRIED_GPUS = 64
-_OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 class Queries:
@@ -304,7 +305,7 @@ class Queries:
         refused = may_act(found.view, book, who)
         if refused is not None:
             raise UsageError(f"the signals of {found.view.subject.ref.path} are {NOT_SHOWN}")
-        span = SHOWN_TIMELINE if request.seconds is None else timedelta(seconds=request.seconds)
+        span = SHOWN_TIMELINE if request.span is None else request.span
         now, key = keeper.clock.now(), found.view.subject.ref.key
         since = now - min(max(span, timedelta()), LONGEST_TIMELINE)
         series = await keeper.signals.series([key], since, now)
@@ -315,7 +316,7 @@ class Queries:
         """Of the machine, and so of nobody: everybody may read them."""
         async with _reading():
             found = await self._lines().lines(
-                last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before
+                LineFilter(last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before)
             )
         return run_lines(found)
 
@@ -353,19 +354,15 @@ class Queries:
                 raise UsageError(f"gpus: a number from 0 to {MOST_TRIED_GPUS} is expected")
             described = read_description(words)
             async with self._trying:
-                found = await in_thread(lambda: try_policy(loaded, described, now), READING)
-            because = _OPTION.sub(_parameter, found.class_because)
-            return msgspec.structs.replace(found, class_because=because)
+                return await in_thread(lambda: try_policy(loaded, described, now), READING)
         except msgspec.ValidationError as problem:
             raise UsageError(f"the description is not valid: {problem}") from problem
-        except UsageError as problem:
-            raise UsageError(_OPTION.sub(_parameter, str(problem))) from problem
         except TimeoutError as problem:
             raise UsageError("the trial took too long. Describe fewer GPUs, or a shorter time") from problem
 
     async def _about(self, words: str, last: int = MOST_LINES) -> Sequence[Event]:
         async with _reading():
-            return [line for _, line in await self._lines().lines(last=last, workload=words)]
+            return [line for _, line in await self._lines().lines(LineFilter(last=last, workload=words))]
 
     async def _ledger(self, who: str, request: Request) -> NumberedLine:
         """Lines about one's own work; an admin's are all."""
@@ -378,14 +375,16 @@ class Queries:
         now = self._session.keeper.clock.now()
         async with _reading():
             found = await self._lines().lines(
-                last=min(max(request.last, 1), MOST_LINES),
-                types=request.types,
-                owner=request.owner if admin else who,
-                workload=request.workload or None,
-                errors_only=request.errors,
-                since=None if request.seconds is None else now - timedelta(seconds=request.seconds),
-                search=request.search or None,
-                before=request.before,
+                LineFilter(
+                    last=min(max(request.last, 1), MOST_LINES),
+                    types=request.types,
+                    owner=request.owner if admin else who,
+                    workload=request.workload or None,
+                    errors_only=request.errors,
+                    since=None if request.span is None else now - request.span,
+                    search=request.search or None,
+                    before=request.before,
+                )
             )
         return NumberedLine(tuple(found))
 
@@ -420,8 +419,3 @@ class Queries:
 
 def _reading() -> asyncio.Timeout:
     return asyncio.timeout(real_seconds(READING.total_seconds()))
-
-
-def _parameter(option: re.Match[str]) -> str:
-    """An option of the command line as the name of a parameter: --idle-for, idle_for."""
-    return option[1].replace("-", "_")

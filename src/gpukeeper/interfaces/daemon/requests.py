@@ -145,7 +145,7 @@ async def _redeem(logins: Logins, who: Identity, request: Request, now: datetime
 
 
 async def _token(logins: Logins, who: Identity, request: Request, now: datetime) -> Reply:
-    lasts = TOKEN_LASTS if request.seconds is None else timedelta(seconds=request.seconds)
+    lasts = TOKEN_LASTS if request.span is None else request.span
     if not timedelta() < lasts <= TOKEN_LASTS_MAX:
         raise UsageError(
             f"a token must expire after more than 0s and at most {in_words(TOKEN_LASTS_MAX)}; nothing was done"

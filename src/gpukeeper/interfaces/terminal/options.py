@@ -129,8 +129,9 @@ class Selection:
     @property
     def narrow(self) -> Narrow:
         """Without the platform: a session is opened for it alone."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("policy", "platform")}
-        return narrowed(**given)
+        other = ("policy", "platform", "older_than")
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in other}
+        return narrowed(Narrow(**given), self.older_than)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,32 +92,15 @@ def confirmed(question: str) -> bool:
         raise KeyboardInterrupt from None
 
 
-def narrowed(
-    platform: str | None = None,
-    namespace: str | None = None,
-    label: str | None = None,
-    kind: str | None = None,
-    owner: str | None = None,
-    outcome: str | None = None,
-    older_than: str | None = None,
-    name: str | None = None,
-    image: str | None = None,
-    class_: str | None = None,
-) -> Narrow:
-    if outcome is not None and outcome not in OUTCOMES:
-        raise UsageError(f'--outcome "{outcome}" is not one of: {", ".join(OUTCOMES)}')
-    return Narrow(
-        platform=platform,
-        namespace=namespace,
-        label=label,
-        kind=kind.lower() if kind else None,
-        owner=owner,
-        nobodys=owner == NOBODY,
-        class_=class_,
-        outcome=outcome,
+def narrowed(given: Narrow, older_than: str | None = None) -> Narrow:
+    """As the flags mean it."""
+    if given.outcome is not None and given.outcome not in OUTCOMES:
+        raise UsageError(f'--outcome "{given.outcome}" is not one of: {", ".join(OUTCOMES)}')
+    return msgspec.structs.replace(
+        given,
+        kind=given.kind.lower() if given.kind else None,
+        nobodys=given.owner == NOBODY,
         older_than=span(older_than, "--older-than"),
-        name=name,
-        image=image,
     )
 
 

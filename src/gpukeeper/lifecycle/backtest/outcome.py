@@ -375,14 +375,27 @@ def _decision(life: Life, step: ReplayedStep) -> Decision:
     platform, place = life.place
     seen = Seen(Ref(platform, place, "workload", life.name, life.name), "", "", step.at)
     return Decision(
-        seen, step.action, step.rule, step.reason, Verdict.DUE, due=step.due, since=step.since, running=True
+        seen=seen,
+        action=step.action,
+        rule=step.rule,
+        reason=step.reason,
+        verdict=Verdict.DUE,
+        due=step.due,
+        since=step.since,
+        running=True,
     )
 
 
 def _other(place: PlaceKey, number: int, at: datetime) -> Decision:
     """It was taken, so it came before what was deferred: without a time it is first."""
     name = f"/{number}"  # no run has this name
-    return Decision(Seen(Ref(*place, "", name, name), "", "", at), Action.REMOVE, "", "", Verdict.DUE)
+    return Decision(
+        seen=Seen(Ref(*place, "", name, name), "", "", at),
+        action=Action.REMOVE,
+        rule="",
+        reason="",
+        verdict=Verdict.DUE,
+    )
 
 
 def _opened(place: PlaceKey, found: Sequence[tuple[datetime, str]]) -> Opened:

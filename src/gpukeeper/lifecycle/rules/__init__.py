@@ -1,1 +1,1 @@
-"""One rule, one file: NAME, SUMMARY, FOR, ACTS and `evaluate(view, settings, now) -> Answer`; more: declared.py."""
+"""One rule, one file: how it is evaluated, and the value RULE."""

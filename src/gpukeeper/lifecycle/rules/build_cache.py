@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from gpukeeper.lifecycle.declared import Turn
+from gpukeeper.lifecycle.rule import Rule, Turn
 from gpukeeper.lifecycle.rules.unused_image import size_words
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -13,10 +13,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "build_cache"
-SUMMARY = "Build cache that no build used for build_cache.unused is removed; without that setting it is reported."
-FOR = (Shape.CACHE,)
-ACTS = True
-TURN = Turn.STORAGE
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not build cache")
 _USED = Answer(NAME, Verdict.PROTECT, "a build uses it")
@@ -42,3 +38,13 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
     return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="Build cache that no build used for build_cache.unused is removed; without that setting it is reported.",
+    shapes=(Shape.CACHE,),
+    acts=True,
+    turn=Turn.STORAGE,
+    evaluate=evaluate,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from fnmatch import fnmatchcase
 
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.policy import Exemption
@@ -12,10 +13,6 @@ from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 
 NAME = "exemption"
-SUMMARY = "Exempt work is skipped by the rules that the exemption names, until it expires."
-FOR = tuple(Shape)
-ACTS = False
-WHILE_REMOVED = True
 
 _NONE = Answer(NAME, Verdict.SILENT, "no exemption")
 
@@ -44,6 +41,16 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if valid:
         return Answer(NAME, Verdict.PROTECT, "; ".join(_in_words(one) for one in valid), suspends=suspends)
     return _NONE
+
+
+RULE = Rule(
+    name=NAME,
+    summary="Exempt work is skipped by the rules that the exemption names, until it expires.",
+    shapes=tuple(Shape),
+    acts=False,
+    while_removed=True,
+    evaluate=evaluate,
+)
 
 
 def _answers(one: Exemption, now: datetime) -> bool:

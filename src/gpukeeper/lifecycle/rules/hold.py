@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Evaluator, not_holdable
+from gpukeeper.lifecycle.rule import Evaluator, Rule, not_holdable
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
+from gpukeeper.model.policy import Policy
 from gpukeeper.model.subject import KEEP_ALIVE, Hold, Shape
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.model.words import in_words
 
 NAME = "hold"
-SUMMARY = "A user's hold suspends idle and every removal, never max runtime; an admin's hold names what it suspends."
-FOR = tuple(Shape)
-ACTS = False
-WHILE_REMOVED = True
 
 YEAR = timedelta(days=365)
 NAMED_MAX = 2  # rules
 _NONE = Answer(NAME, Verdict.SILENT, "it is not held")
 
 
-def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+def evaluator(rules: Sequence[Rule]) -> Evaluator:
     return partial(evaluate, not_held=not_holdable(rules))
 
 
@@ -55,6 +51,17 @@ def evaluate(view: View, settings: Settings, now: datetime, not_held: frozenset[
     reason += f" (suspends {only_in_words(only_of(longest))} only)" if only_of(longest) else ""
     reason += f": {longest.reason}" if longest.reason else ""
     return Answer(NAME, Verdict.PROTECT, reason, suspends=suspends, spares=spares, complaint=complaint)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="A user's hold suspends idle and every removal, never max runtime; an admin's hold names what it suspends.",
+    shapes=tuple(Shape),
+    acts=False,
+    while_removed=True,
+    evaluate=evaluate,
+    evaluator=evaluator,
+)
 
 
 def only_of(hold: Hold) -> tuple[str, ...]:
@@ -144,3 +151,43 @@ def _latest(view: View, settings: Settings) -> datetime:
     begun = next((at for at in (ended, subject.started, subject.created) if at is not None), None)
     # The time that bounds it is unknown, so nothing bounds it.
     return begun + longest if isinstance(begun, datetime) else datetime.max.replace(tzinfo=subject.seen.at.tzinfo)
+
+
+def left_to_hold(view: View, policy: Policy, now: datetime) -> timedelta | str:
+    """What is left of the total; a sentence when nothing is.
+
+    Counted on one workload, and of one GPU over all workloads of a user, so that a new workload does not begin a new
+    count.
+    """
+    used, what = _held_already(view, policy, now)
+    left = policy.hold_total - used
+    if left > timedelta():
+        return left
+    return (
+        f"{what} was held for {in_words(used)} of the last {in_words(policy.hold_within)}, and "
+        f"{in_words(policy.hold_total)} is the limit. Use it, or ask an admin."
+    )
+
+
+def held_within(holds: Iterable[Hold], since: datetime, now: datetime) -> timedelta:
+    """Time between `since` and now that users' holds covered; overlapping holds count once."""
+    spans = sorted((max(h.at, since), min(h.until, now)) for h in holds if not h.admin and h.until > since)
+    total, reached = timedelta(), since
+    for begin, end in spans:
+        begin = max(begin, reached)  # noqa: PLW2901 - the part not counted yet
+        if end > begin:
+            total, reached = total + (end - begin), end
+    return total
+
+
+def _held_already(view: View, policy: Policy, now: datetime) -> tuple[timedelta, str]:
+    """The longest of: this workload, each of its GPUs."""
+    own, since = view.memory.holds, now - policy.hold_within
+    longest, what = held_within(own, since, now), "it"
+    devices = view.subject.devices
+    for device in devices if isinstance(devices, tuple) else ():
+        shared = [hold for hold in view.elsewhere if device in hold.devices]
+        together = held_within((*own, *shared), since, now) if shared else timedelta()
+        if together > longest:
+            longest, what = together, f"GPU {device}, counted over all workloads of its owner,"
+    return longest, what

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.lifecycle.activity import MINUTE, Use, UseAssessment, assess_use
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.lifecycle.settings import Rulebook, Settings
 from gpukeeper.lifecycle.warnings import AGAIN, DELETED, Countdown, share_of, staged, valid_for
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -16,13 +17,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "idle"
-SUMMARY = (
-    "Work without GPU use and other activity for its idle time is warned twice, stopped, then removed (after_idle)."
-)
-FOR = (Shape.WORKLOAD,)
-IN = (State.RUNNING, State.PAUSED, State.SUSPENDED, State.ENDED)
-ACTS = True
-YIELDS_TO = ("stop_hold", "keep_alive")
 
 REPORTED_AFTER = timedelta(minutes=30)  # when its class has no idle time, yet it holds more than a slice
 DAY = timedelta(days=1)
@@ -58,6 +52,19 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.UNKNOWN, "when it started is unknown")
     window = allowed * settings.policy.demand.idle_factor if _is_shortened(view, settings) else allowed
     return _judge(view, settings, limits, window, subject.devices, subject.started, now)
+
+
+RULE = Rule(
+    name=NAME,
+    summary=(
+        "Work without GPU use and other activity for its idle time is warned twice, stopped, then removed (after_idle)."
+    ),
+    shapes=(Shape.WORKLOAD,),
+    states=(State.RUNNING, State.PAUSED, State.SUSPENDED, State.ENDED),
+    acts=True,
+    yields_to=("stop_hold", "keep_alive"),
+    evaluate=evaluate,
+)
 
 
 def watched(view: View, settings: Settings, now: datetime) -> str:

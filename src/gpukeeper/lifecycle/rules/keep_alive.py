@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from types import ModuleType
 
 from gpukeeper.lifecycle.activity import active_minutes
-from gpukeeper.lifecycle.declared import Evaluator, evaluator_of, left_to_hold, yielding
+from gpukeeper.lifecycle.rule import Evaluator, Rule, yielding
 from gpukeeper.lifecycle.rules import exemption, hold
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Action, Answer, Verdict, View
@@ -22,9 +21,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "keep_alive"
-SUMMARY = "A keep-alive file requests a hold (24h), never beyond max runtime; another one needs measured GPU use."
-FOR = (Shape.WORKLOAD,)
-ACTS = False
 
 RENEWED_BY = timedelta(minutes=30)  # of measured GPU use after the last lease
 WARNED_BEFORE = (timedelta(minutes=60), timedelta(minutes=10))
@@ -36,8 +32,8 @@ _NOT_YET = Answer(NAME, Verdict.SILENT, "a keep-alive file exists; its lease beg
 _NOBODYS = Answer(NAME, Verdict.SILENT, "a keep-alive file exists, but the workload has no known owner")
 
 
-def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
-    return partial(evaluate, others=tuple((rule.NAME, evaluator_of(rule, rules)) for rule in yielding(rules, NAME)))
+def evaluator(rules: Sequence[Rule]) -> Evaluator:
+    return partial(evaluate, others=tuple((rule.name, rule.among(rules)) for rule in yielding(rules, NAME)))
 
 
 def evaluate(view: View, settings: Settings, now: datetime, others: Others = ()) -> Answer:
@@ -65,6 +61,16 @@ def evaluate(view: View, settings: Settings, now: datetime, others: Others = ())
         )
     reason = f"kept by a keep-alive file for {in_words(begins.until - now)} from now on"
     return Answer(NAME, Verdict.PROTECT, reason, due=begins.until, suspends=EVERY_RULE, begins=begins)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="A keep-alive file requests a hold (24h), never beyond max runtime; another one needs measured GPU use.",
+    shapes=(Shape.WORKLOAD,),
+    acts=False,
+    evaluate=evaluate,
+    evaluator=evaluator,
+)
 
 
 def running_lease(view: View, settings: Settings, now: datetime) -> Hold | None:
@@ -100,7 +106,7 @@ def _would_be_due(view: View, settings: Settings, now: datetime, others: Others)
 
 def _begin(view: View, settings: Settings, now: datetime) -> Hold | str:
     """The lease that begins now, or why none does."""
-    left = left_to_hold(view, settings.policy, now)
+    left = hold.left_to_hold(view, settings.policy, now)
     if isinstance(left, str):
         return left
     devices = view.subject.devices if isinstance(view.subject.devices, tuple) else ()

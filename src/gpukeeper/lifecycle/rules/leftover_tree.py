@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.declared import Turn
+from gpukeeper.lifecycle.rule import Rule, Turn
 from gpukeeper.lifecycle.rules.temporary_tree import by_evidence, not_free, unused
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -14,10 +14,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words, size_in_words
 
 NAME = "leftover_tree"
-SUMMARY = "Trees of ended work are deleted if proven dead, not in use, and unused for the age of their category."
-FOR = (Shape.TREE,)
-ACTS = True
-TURN = Turn.TREES
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a tree of ended work")
 _FOR_EVER = Kept(older_than=None)
@@ -54,6 +50,16 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
     pressed = now < last_used + kept.older_than
     return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, last_used, pressed=pressed)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="Trees of ended work are deleted if proven dead, not in use, and unused for the age of their category.",
+    shapes=(Shape.TREE,),
+    acts=True,
+    turn=Turn.TREES,
+    evaluate=evaluate,
+)
 
 
 def on_request(view: View, settings: Settings, now: datetime) -> Answer:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Evaluator, finish_of, suspended_by
+from gpukeeper.lifecycle.rule import Evaluator, Rule, finish_of, suspended_by
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.policy import AtFinish
@@ -16,17 +15,12 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "live_children"
-SUMMARY = "Children that still run after their root has finished are reported, and ended if at_finish is set so."
-FOR = (Shape.WORKLOAD,)
-IN = (State.ENDED,)
-ACTS = True
-YIELDS_TO = ("keep_alive",)
 
 SETTLE = timedelta(minutes=5)  # controllers need a moment to tidy up by themselves
 _NONE = Answer(NAME, Verdict.SILENT, "no running children")
 
 
-def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+def evaluator(rules: Sequence[Rule]) -> Evaluator:
     return partial(evaluate, suspends=suspended_by(NAME, rules))
 
 
@@ -52,6 +46,18 @@ def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[
         # They are ended first. A removal announced meanwhile would name a later time than that.
         return Answer(NAME, Verdict.WAIT, condition, due=due, suspends=suspends)
     return Answer(NAME, Verdict.DUE, condition, Action.TRIM, due, ended)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="Children that still run after their root has finished are reported, and ended if at_finish is set so.",
+    shapes=(Shape.WORKLOAD,),
+    states=(State.ENDED,),
+    acts=True,
+    yields_to=("keep_alive",),
+    evaluate=evaluate,
+    evaluator=evaluator,
+)
 
 
 def _dead_ones(view: View, settings: Settings, now: datetime) -> Answer:

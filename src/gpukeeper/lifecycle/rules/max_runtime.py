@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import Countdown, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -13,11 +14,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "max_runtime"
-SUMMARY = "Work that ran longer than its limit is warned twice and stopped, or only reported (on_max_runtime)."
-FOR = (Shape.WORKLOAD,)
-IN = (State.RUNNING, State.PAUSED)
-ACTS = True
-HOLDABLE = False  # a hold must not make work immortal
 
 HOUR = timedelta(hours=1)
 _NOT_RUNNING = Answer(NAME, Verdict.SILENT, "it is not running")
@@ -53,9 +49,20 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
         remedy="Save your work; an admin can grant more time",
         # Who starts it again is warned again; but restarting every few minutes does not put the stop off for ever.
         only_after=min(subject.started, now - HOUR),
-        holdable=HOLDABLE,
+        holdable=RULE.holdable,
     )
     return staged(view, settings, now, to)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="Work that ran longer than its limit is warned twice and stopped, or only reported (on_max_runtime).",
+    shapes=(Shape.WORKLOAD,),
+    states=(State.RUNNING, State.PAUSED),
+    acts=True,
+    holdable=False,  # a hold must not make work immortal
+    evaluate=evaluate,
+)
 
 
 def _why(started: Unknown | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.subject import Shape, State
@@ -11,11 +12,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "never_started"
-SUMMARY = "A workload that was created and not started within never_started (30m) is removed."
-FOR = (Shape.WORKLOAD,)
-IN = (State.CREATED,)
-ACTS = True
-YIELDS_TO = ("keep_alive",)
 
 _STARTED = Answer(NAME, Verdict.SILENT, "it was started")
 _NO_LIMIT = Answer(NAME, Verdict.SILENT, "its class keeps workloads that were never started")
@@ -40,3 +36,14 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
     return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, created)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="A workload that was created and not started within never_started (30m) is removed.",
+    shapes=(Shape.WORKLOAD,),
+    states=(State.CREATED,),
+    acts=True,
+    yields_to=("keep_alive",),
+    evaluate=evaluate,
+)

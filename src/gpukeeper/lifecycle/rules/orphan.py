@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.subject import Shape
@@ -11,10 +12,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "orphan"
-SUMMARY = "A process that outlived its workload is ended if it provably belongs to it; other processes never."
-FOR = (Shape.ORPHAN,)
-ACTS = True
-COUNTED_ONCE = True  # all that one workload left began to be left at its end
 
 SETTLE = timedelta(minutes=1)
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not an orphan")
@@ -39,3 +36,13 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
     return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, subject.created)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="A process that outlived its workload is ended if it provably belongs to it; other processes never.",
+    shapes=(Shape.ORPHAN,),
+    acts=True,
+    counted_once=True,  # all that one workload left began to be left at its end
+    evaluate=evaluate,
+)

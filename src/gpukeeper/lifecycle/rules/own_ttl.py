@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Evaluator, comes_back, ended_in_words, finish_of, suspended_by
+from gpukeeper.lifecycle.rule import Evaluator, Rule, comes_back, ended_in_words, finish_of, suspended_by
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -16,11 +15,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "own_ttl"
-SUMMARY = "A finished workload with its own TTL is removed when that expires, whatever the policy's retention is."
-FOR = (Shape.WORKLOAD,)
-IN = (State.ENDED,)
-ACTS = True
-YIELDS_TO = ("stop_hold", "keep_alive", "live_children")
 
 MARGIN = timedelta(minutes=1)  # a TTL that the platform keeps itself is left to it; after this it is late
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
@@ -28,7 +22,7 @@ _NONE = Answer(NAME, Verdict.SILENT, "it has no TTL of its own")
 _IGNORED = Answer(NAME, Verdict.SILENT, "the policy ignores the TTLs of workloads")
 
 
-def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+def evaluator(rules: Sequence[Rule]) -> Evaluator:
     return partial(evaluate, suspends=suspended_by(NAME, rules))
 
 
@@ -61,3 +55,15 @@ def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[
         return Answer(NAME, Verdict.WAIT, f"{reason}{again}", due=None if again else due, suspends=suspends)
     answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended, suspends=suspends)
     return remove_with_children(NAME, view, settings, now, answer)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="A finished workload with its own TTL is removed when that expires, whatever the policy's retention is.",
+    shapes=(Shape.WORKLOAD,),
+    states=(State.ENDED,),
+    acts=True,
+    yields_to=("stop_hold", "keep_alive", "live_children"),
+    evaluate=evaluate,
+    evaluator=evaluator,
+)

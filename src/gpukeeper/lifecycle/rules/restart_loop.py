@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import AT_ONCE, Countdown, staged
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -16,13 +17,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "restart_loop"
-SUMMARY = (
-    "A root that ends for good and runs again is removed after a warning; what crashes again and again counts as idle."
-)
-FOR = (Shape.WORKLOAD,)
-IN = (State.RUNNING, State.PAUSED)
-ACTS = True
-YIELDS_TO = ("keep_alive",)
 
 FAILURES = 5  # in a row: a service that waits for another one fails a few times, too
 RECOVERED = timedelta(minutes=2)  # a run of this length, and twice as long as those before, ends the loop
@@ -53,6 +47,20 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
         remedy="Keep it",
     )
     return staged(view, settings, now, to)
+
+
+RULE = Rule(
+    name=NAME,
+    summary=(
+        "A root that ends for good and runs again is removed after a warning; what crashes again and again counts as "
+        "idle."
+    ),
+    shapes=(Shape.WORKLOAD,),
+    states=(State.RUNNING, State.PAUSED),
+    acts=True,
+    yields_to=("keep_alive",),
+    evaluate=evaluate,
+)
 
 
 def is_failing(seen: Crashes, now: datetime) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from gpukeeper.lifecycle.declared import comes_back, ended_in_words, finish_of
+from gpukeeper.lifecycle.rule import Rule, comes_back, ended_in_words, finish_of
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import remove_with_children
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -13,11 +13,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "retention"
-SUMMARY = "Ended work is removed when its retention is over: by outcome, and by environment if the policy has any."
-FOR = (Shape.WORKLOAD,)
-IN = (State.ENDED,)
-ACTS = True
-YIELDS_TO = ("stop_hold", "keep_alive", "live_children", "own_ttl")
 
 _NOT_ENDED = Answer(NAME, Verdict.SILENT, "it has not ended")
 
@@ -42,3 +37,14 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
         return Answer(NAME, Verdict.WAIT, f"{reason}{again}", due=None if again else due)
     answer = Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, ended)
     return remove_with_children(NAME, view, settings, now, answer)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="Ended work is removed when its retention is over: by outcome, and by environment if the policy has any.",
+    shapes=(Shape.WORKLOAD,),
+    states=(State.ENDED,),
+    acts=True,
+    yields_to=("stop_hold", "keep_alive", "live_children", "own_ttl"),
+    evaluate=evaluate,
+)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Evaluator, suspended_by
+from gpukeeper.lifecycle.rule import Evaluator, Rule, suspended_by
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Answer, Verdict, View
 from gpukeeper.model.subject import Shape, State
@@ -18,17 +17,12 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "stop_hold"
-SUMMARY = "Work stopped by its owner or at its maximum runtime keeps its GPU for hold_after_stop (15m); then retention."
-FOR = (Shape.WORKLOAD,)
-IN = (State.ENDED,)
-ACTS = False
-YIELDS_TO = ("keep_alive",)
 
 _NOT_STOPPED = Answer(NAME, Verdict.SILENT, "it was not stopped outside gpukeeper")
 _OURS_THAT_COUNT = {"max_runtime": "stopped at its maximum runtime", "request": "stopped on request"}
 
 
-def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
+def evaluator(rules: Sequence[Rule]) -> Evaluator:
     return partial(evaluate, suspends=suspended_by(NAME, rules))
 
 
@@ -48,3 +42,17 @@ def evaluate(view: View, settings: Settings, now: datetime, suspends: frozenset[
         f"{how} {in_words(now - stopped.at)} ago; its GPU stays reserved for its owner for {in_words(until - now)} more"
     )
     return Answer(NAME, Verdict.PROTECT, reason, due=until, suspends=suspends)
+
+
+RULE = Rule(
+    name=NAME,
+    summary=(
+        "Work stopped by its owner or at its maximum runtime keeps its GPU for hold_after_stop (15m); then retention."
+    ),
+    shapes=(Shape.WORKLOAD,),
+    states=(State.ENDED,),
+    acts=False,
+    yields_to=("keep_alive",),
+    evaluate=evaluate,
+    evaluator=evaluator,
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.subject import Shape, State
@@ -11,11 +12,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "stuck_removal"
-SUMMARY = "A stuck removal is reported; what blocks it is removed if the policy names it and it provably never ends."
-FOR = (Shape.WORKLOAD,)
-IN = (State.REMOVING,)
-ACTS = True
-WHILE_REMOVED = True
 
 _NOT_STUCK = Answer(NAME, Verdict.SILENT, "nothing blocks its removal")
 
@@ -33,3 +29,14 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
         words = f"{condition}. It is not expected to end by itself; kubernetes.release does not name {blocked.by}"
         return Answer(NAME, Verdict.REPORT, words, since=blocked.since)
     return Answer(NAME, Verdict.DUE, condition, Action.RELEASE, blocked.since, blocked.since)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="A stuck removal is reported; what blocks it is removed if the policy names it and it provably never ends.",
+    shapes=(Shape.WORKLOAD,),
+    states=(State.REMOVING,),
+    acts=True,
+    while_removed=True,
+    evaluate=evaluate,
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from gpukeeper.lifecycle.rule import Rule
 from gpukeeper.lifecycle.rules.hold import last_end
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.lifecycle.warnings import will
@@ -16,10 +17,6 @@ from gpukeeper.model.subject import Shape, State
 from gpukeeper.model.words import in_words
 
 NAME = "taken_gpu"
-SUMMARY = "Work restarted on a GPU that has a new tenant: its owner is warned; stopped if gpu.stop_on_taken."
-FOR = (Shape.WORKLOAD,)
-IN = (State.RUNNING, State.PAUSED)
-ACTS = True
 
 _NOT_TAKEN = Answer(NAME, Verdict.SILENT, "it was not restarted on a GPU that another workload uses")
 
@@ -42,3 +39,13 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if stop:
         return Answer(NAME, Verdict.DUE, words, Action.STOP, now, since)
     return Answer(NAME, Verdict.REPORT, words, since=since)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="Work restarted on a GPU that has a new tenant: its owner is warned; stopped if gpu.stop_on_taken.",
+    shapes=(Shape.WORKLOAD,),
+    states=(State.RUNNING, State.PAUSED),
+    acts=True,
+    evaluate=evaluate,
+)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
-from types import ModuleType
 
-from gpukeeper.lifecycle.declared import Evaluator, evaluated_while_removed
+from gpukeeper.lifecycle.rule import Evaluator, Rule
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import EVERY_RULE, Answer, Verdict, View
 from gpukeeper.model.policy import WITHOUT_GPU, Policy
@@ -16,16 +15,13 @@ from gpukeeper.model.subject import Ref, Shape, State
 from gpukeeper.model.unknown import Unknown
 
 NAME = "target"
-SUMMARY = "Only roots inside the policy's scope are acted on; what another tool manages or needs is skipped."
-FOR = tuple(Shape)
-ACTS = False
 
 _ONLY_SHOWN = (Shape.DEVICE, Shape.NODE, Shape.REMNANT)
 _FINE = Answer(NAME, Verdict.SILENT, "in scope, a root, and not managed by another tool")
 
 
-def evaluator(rules: Sequence[ModuleType]) -> Evaluator:
-    return partial(evaluate, while_removed=evaluated_while_removed(rules))
+def evaluator(rules: Sequence[Rule]) -> Evaluator:
+    return partial(evaluate, while_removed=frozenset(rule.name for rule in rules if rule.while_removed))
 
 
 def evaluate(view: View, settings: Settings, now: datetime, while_removed: frozenset[str] = frozenset()) -> Answer:
@@ -57,6 +53,16 @@ def evaluate(view: View, settings: Settings, now: datetime, while_removed: froze
     if subject.needed is not None:
         return _leave(subject.needed)
     return _FINE
+
+
+RULE = Rule(
+    name=NAME,
+    summary="Only roots inside the policy's scope are acted on; what another tool manages or needs is skipped.",
+    shapes=tuple(Shape),
+    acts=False,
+    evaluate=evaluate,
+    evaluator=evaluator,
+)
 
 
 def in_scope(policy: Policy, ref: Ref) -> bool:

@@ -7,7 +7,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from gpukeeper.lifecycle.declared import Turn
+from gpukeeper.lifecycle.rule import Rule, Turn
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.policy import Policy, Temporary
@@ -16,10 +16,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words, size_in_words
 
 NAME = "temporary_tree"
-SUMMARY = "Trees that match a pattern below a named root are deleted if large, not in use, and unused for long enough."
-FOR = (Shape.TREE,)
-ACTS = True
-TURN = Turn.TREES
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a temporary tree")
 _NOT_NAMED = Answer(NAME, Verdict.PROTECT, "no root and pattern of the policy names it, or a keep pattern matches it")
@@ -42,6 +38,18 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
         held = f"{size_in_words(together)} of such trees {where}"
         return Answer(NAME, Verdict.PROTECT, f"{held}; considered above {size_in_words(named.above)}")
     return not_free(NAME, subject) or _by_age(subject, named, together, view.pressure, now)
+
+
+RULE = Rule(
+    name=NAME,
+    summary=(
+        "Trees that match a pattern below a named root are deleted if large, not in use, and unused for long enough."
+    ),
+    shapes=(Shape.TREE,),
+    acts=True,
+    turn=Turn.TREES,
+    evaluate=evaluate,
+)
 
 
 def on_request(view: View, settings: Settings, now: datetime) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 
-from gpukeeper.lifecycle.declared import Turn
+from gpukeeper.lifecycle.rule import Rule, Turn
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
 from gpukeeper.model.policy import DAY, Images
@@ -14,13 +14,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words, size_in_words
 
 NAME = "unused_image"
-SUMMARY = (
-    "An image unused for images.unused is removed; sooner if its disk is too full, or if unused images are larger than "
-    "images.above. Without these settings it is reported."
-)
-FOR = (Shape.IMAGE,)
-ACTS = True
-TURN = Turn.STORAGE
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not an image")
 _USED = Answer(NAME, Verdict.PROTECT, "a workload refers to it")
@@ -44,6 +37,19 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if now < due:
         return Answer(NAME, Verdict.WAIT, reason, due=due)
     return Answer(NAME, Verdict.DUE, reason, Action.REMOVE, due, since, pressed=pressed)
+
+
+RULE = Rule(
+    name=NAME,
+    summary=(
+        "An image unused for images.unused is removed; sooner if its disk is too full, or if unused images are larger "
+        "than images.above. Without these settings it is reported."
+    ),
+    shapes=(Shape.IMAGE,),
+    acts=True,
+    turn=Turn.STORAGE,
+    evaluate=evaluate,
+)
 
 
 def free_since(view: View, images: Images) -> datetime | Answer:

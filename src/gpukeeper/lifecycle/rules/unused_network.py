@@ -5,17 +5,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from gpukeeper.lifecycle.declared import Turn
+from gpukeeper.lifecycle.rule import Rule, Turn
 from gpukeeper.lifecycle.rules.unused_volume import unused
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Answer, Verdict, View
 from gpukeeper.model.subject import Shape
 
 NAME = "unused_network"
-SUMMARY = "A network that no workload refers to for networks.unused is removed; without that setting it is reported."
-FOR = (Shape.NETWORK,)
-ACTS = True
-TURN = Turn.STORAGE
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a network")
 
@@ -24,3 +20,13 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if view.subject.shape is not Shape.NETWORK:
         return _NOT_ONE
     return unused(NAME, view, settings.policy.networks.unused, now)
+
+
+RULE = Rule(
+    name=NAME,
+    summary="A network that no workload refers to for networks.unused is removed; without that setting it is reported.",
+    shapes=(Shape.NETWORK,),
+    acts=True,
+    turn=Turn.STORAGE,
+    evaluate=evaluate,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpukeeper.lifecycle.declared import Turn
+from gpukeeper.lifecycle.rule import Rule, Turn
 from gpukeeper.lifecycle.rules.unused_image import unused_since
 from gpukeeper.lifecycle.settings import Settings
 from gpukeeper.model.decision import Action, Answer, Verdict, View
@@ -14,13 +14,6 @@ from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
 
 NAME = "unused_volume"
-SUMMARY = (
-    "A volume without a name that no workload refers to for volumes.anonymous_unused is removed; without that setting "
-    "it is reported. A volume with a name is only reported."
-)
-FOR = (Shape.VOLUME,)
-ACTS = True
-TURN = Turn.STORAGE
 
 _NOT_ONE = Answer(NAME, Verdict.SILENT, "not a volume")
 
@@ -29,6 +22,19 @@ def evaluate(view: View, settings: Settings, now: datetime) -> Answer:
     if view.subject.shape is not Shape.VOLUME:
         return _NOT_ONE
     return unused(NAME, view, settings.policy.volumes.anonymous_unused, now)
+
+
+RULE = Rule(
+    name=NAME,
+    summary=(
+        "A volume without a name that no workload refers to for volumes.anonymous_unused is removed; without that "
+        "setting it is reported. A volume with a name is only reported."
+    ),
+    shapes=(Shape.VOLUME,),
+    acts=True,
+    turn=Turn.STORAGE,
+    evaluate=evaluate,
+)
 
 
 def unused(rule: str, view: View, limit: timedelta | None, now: datetime) -> Answer:

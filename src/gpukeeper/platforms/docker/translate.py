@@ -487,7 +487,7 @@ def volume_subject(
     elif volume.driver != "local" or volume.options or volume.scope not in ("", "local"):
         kept = "its files are not on this host alone, so it is only reported"
     labels = {**labels, "name": volume.name, "driver": volume.driver}
-    return _attachable(Shape.VOLUME, volume_ref(volume.name, at), volume.created_at, used, used_at, labels, at, kept)
+    return _attachable(volume_ref(volume.name, at), volume.created_at, used, used_at, labels, at, kept)
 
 
 def network_subject(
@@ -495,11 +495,10 @@ def network_subject(
 ) -> Subject:
     ref, labels = at.ref(NETWORK, plain(network.name), network.id), dict(network.labels or {})
     labels |= {"name": network.name, "driver": network.driver}
-    return _attachable(Shape.NETWORK, ref, network.created, used, used_at, labels, at, kept)
+    return _attachable(ref, network.created, used, used_at, labels, at, kept)
 
 
 def _attachable(
-    shape: Shape,
     ref: Ref,
     created: str,
     used: bool,
@@ -509,7 +508,7 @@ def _attachable(
     kept: str | None,
 ) -> Subject:
     """`used_at`: when an event mentioned it. Unless it is in use now, that begins a new incarnation, as of an image."""
-    made, used_at = when(created), None if used else used_at
+    shape, made, used_at = Shape(ref.kind), when(created), None if used else used_at
     return Subject(
         seen=Seen(ref, created if used_at is None else f"{created} {used_at.isoformat()}", "", at.now),
         shape=shape,

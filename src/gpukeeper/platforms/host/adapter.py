@@ -41,7 +41,7 @@ from gpukeeper.model.decision import (
     Unseen,
     too_slow,
 )
-from gpukeeper.model.policy import DiskMarks, PlaceScope, Policy, Reports, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Category, Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -191,6 +191,19 @@ TREES = (translate.TREE, translate.REPORT)
 Busy: TypeAlias = Callable[[str], Awaitable[str | Unknown | None]]
 
 
+class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How the machine is read. `scan`: which files are open; None: all of `proc`."""
+
+    inventory: Inventory = read_inventory
+    proc: str = "/proc"
+    scan: Scan | None = None
+    limits: MeasureLimits = MeasureLimits()
+    timeouts: Timeouts = Timeouts()
+
+
+DEFAULT_ACCESS = HostAccess()
+
+
 async def nothing_known(root: str) -> None:
     """Used if no cluster of this machine can be queried."""
 
@@ -203,34 +216,27 @@ class HostPlatform(Platform):
     def __init__(
         self,
         place: str,
-        temporary: Sequence[Temporary],
+        policy: Policy,
         clock: Clock,
         *,
-        reports: Reports | None = None,
-        marks: DiskMarks | None = None,
         directories: Sequence[str] = (),
         busy: Busy = nothing_known,
         needed: Needed = nothing_needed,
-        inventory: Inventory = read_inventory,
-        proc: str = "/proc",
-        scan: Scan | None = None,
-        limits: MeasureLimits | None = None,
-        timeouts: Timeouts | None = None,
+        access: HostAccess = DEFAULT_ACCESS,
     ) -> None:
         """`directories`: those of gpukeeper itself; their disks are shown, and no tree that contains one is removed.
         `busy`: what work of a cluster runs on this machine and may need the files below that root, in a few words.
         `needed`: directories that stopped containers have mounted.
         """
         self._place, self._clock, self._folders, self._busy = place, clock, tuple(directories), busy
-        self._timeouts = timeouts or Timeouts()
-        self._unreadable = (marks or DiskMarks()).unreadable
+        self._timeouts, proc = access.timeouts, access.proc
+        self._unreadable = policy.disk.unreadable
         # Many steps may be in progress at once, and each of them reads several times.
-        scan = Shared(scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
-        named = self._named(temporary, reports or Reports(), marks or DiskMarks())
+        scan = Shared(access.scan or (lambda: open_files.scan(proc, unreadable=self._unreadable)))
         mentioned = Shared(partial(mentioned_below, proc=proc))
-        self._gpus = HostGpus(self._at, inventory, proc, self._timeouts)
+        self._gpus = HostGpus(self._at, access.inventory, proc, self._timeouts)
         self._trees = Trees(
-            self._at, named, scan, limits or MeasureLimits(), self._timeouts, mentioned, SharedQuestion(needed)
+            self._at, self._named(policy), scan, access.limits, self._timeouts, mentioned, SharedQuestion(needed)
         )
         self._disks = Disks(self._at, self._on_disk, scan, proc, self._timeouts)
         self._removals = TreeRemover(scan, self._timeouts, mentioned)
@@ -238,7 +244,7 @@ class HostPlatform(Platform):
     def follow(self, policy: Policy) -> None:
         """A changed policy applies from the next read on."""
         self._unreadable = policy.disk.unreadable
-        self._trees.follow(self._named(policy.temporary, policy.reports, policy.disk))
+        self._trees.follow(self._named(policy))
 
     @property
     def place(self) -> str:
@@ -335,14 +341,14 @@ class HostPlatform(Platform):
             for one in trees
         )
 
-    def _named(self, temporary: Sequence[Temporary], reports: Reports, marks: DiskMarks) -> TreeScope:
-        ours = [one for one in temporary if one.platform == self.name]
+    def _named(self, policy: Policy) -> TreeScope:
+        ours = [one for one in policy.temporary if one.platform == self.name]
         return TreeScope(
-            roots=roots_of(ours, reports),
+            roots=roots_of(ours, policy.reports),
             folders=self._folders,
-            marks=marks,
-            keep_last=reports.keep_last,
-            archive=reports.archive,
+            marks=policy.disk,
+            keep_last=policy.reports.keep_last,
+            archive=policy.reports.archive,
         )
 
     def _on_disk(self) -> tuple[str, ...]:

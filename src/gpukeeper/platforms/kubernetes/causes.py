@@ -208,7 +208,8 @@ def _ttl(facts: DiagnosisFacts, ending: Ending) -> Iterator[Cause]:
     if isinstance(seen, Pod):
         yield Cause("a pod without a controller has no TTL: only gpukeeper or a user removes it", BY_RETENTION)
         return
-    said, notes = marked.read(top.kind, top.meta, seen.spec, ending, now, ttl_field=facts.ttl_field)
+    settings = marked.TranslationSettings(ttl_field=facts.ttl_field)
+    said, notes = marked.read(top.kind, top.meta, seen.spec, ending, now, settings)
     yield from (Cause(note, "Fix it; until then it is ignored, or counts as a hold") for note in notes)
     special = top.kind.causes_of_ttl(seen.spec, ending, facts.ttl_field, said.ttl)
     if special is not None:

@@ -280,8 +280,9 @@ def blocked(
     if not meta.finalizers:
         words = "no finalizer is left; the kubelet of its node must report that it ended: check the node"
         return Blocked(NODE, since, proven=False, why=words) if pod is not None else None
+    tracked = _tracked(pod, owner_gone)
     found = [
-        Blocked(name, since, *_judged(name, meta, kind, children, controllers, now, pod, owner_gone))
+        Blocked(name, since, *_judged(name, meta, kind, children, controllers, tracked, now))
         for name in meta.finalizers
     ]
     return next((one for one in found if one.proven is True), found[0])
@@ -293,9 +294,8 @@ def _judged(
     kind: Kind,
     children: Descendants | Unknown,
     controllers: Mapping[str, ControllerState],
+    tracked: tuple[bool | Unknown, str],
     now: datetime,
-    pod: Pod | None,
-    owner_gone: bool | Unknown,
 ) -> tuple[bool | Unknown, str]:
     known = FINALIZERS.get(name)
     if known is None:
@@ -305,7 +305,7 @@ def _judged(
     if name == FOREGROUND:
         return _foreground(meta, kind, children, now)
     if name == JOB_TRACKING:
-        return _tracked(pod, owner_gone)
+        return tracked
     controller_state = controllers.get(known.controller.name, Unknown(f"{known.controller.name} was not checked"))
     words = f"it belongs to {known.whose}"
     if isinstance(controller_state, Unknown):

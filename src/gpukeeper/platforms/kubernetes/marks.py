@@ -16,6 +16,7 @@ import msgspec
 
 from gpukeeper.clients.kubernetes.wire import Meta, Spec, Wire, when
 from gpukeeper.model import reading
+from gpukeeper.model.policy import Policy
 from gpukeeper.model.subject import Marks, Outcome, Warned
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words
@@ -30,6 +31,7 @@ from gpukeeper.platforms.kubernetes.kinds.kind import (
     Kind,
     usable,
 )
+from gpukeeper.platforms.kubernetes.settings import settings_of
 
 HOLD_UNTIL, OWNER, EXEMPT = "gpukeeper.io/hold-until", "gpukeeper.io/owner", "gpukeeper.io/exempt"
 INFRASTRUCTURE = "gpukeeper.io/infrastructure"
@@ -62,6 +64,19 @@ class Expiry(msgspec.Struct, frozen=True):
 NEVER = Expiry()
 
 
+class TranslationSettings(msgspec.Struct, frozen=True):
+    """How objects are translated: settings of the policy, and what the cluster supports."""
+
+    owner_labels: tuple[str, ...] = ()
+    foreign_ttl: tuple[str, ...] = ()
+    gitops: bool = False  # objects of a GitOps tool are acted on, too
+    ttl_field: bool | Unknown = NOT_CHECKED  # whether the served TrainJob has one
+
+    @classmethod
+    def of(cls, policy: Policy) -> TranslationSettings:
+        return cls(policy.owner_labels, policy.foreign_ttl, settings_of(policy).gitops)
+
+
 class AnnouncedWarnings(msgspec.Struct, frozen=True):
     """`uid`: of the object they are about. A copy of its manifest takes the annotation along, and was not warned."""
 
@@ -83,14 +98,12 @@ def read(
     spec: Spec | None,
     ending: Ending,
     now: datetime,
-    foreign: Sequence[str] = (),
+    settings: TranslationSettings,
     pods_hold: str | None = None,
-    gitops: bool = False,
-    ttl_field: bool | Unknown = NOT_CHECKED,
 ) -> tuple[Marks, tuple[str, ...]]:
-    """The marks, and problems to fix. `gitops`: objects of a GitOps tool are acted on, too.
-    `ttl_field`: whether the served TrainJob has one."""
+    """The marks, and problems to fix."""
     notes: list[str] = []
+    foreign, ttl_field = settings.foreign_ttl, settings.ttl_field
     field = None if spec is None else kind.ttl(spec, ttl_field)
     ttl, elsewhere, forever = _ttl(field, root_meta, ending, foreign, notes)
     named = [*_own_holds(root_meta), *([("a TTL without an end", FAR)] if forever else [])]
@@ -114,7 +127,7 @@ def read(
         f" {kind.in_kubectl} {root_meta.name} {HOLD_UNTIL}=",
         warned=_warned(root_meta, notes),
         asks_exemption=_requested_exemption(root_meta),
-        managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=gitops),
+        managed_elsewhere=managed_elsewhere(kind, root_meta, spec, gitops=settings.gitops),
     )
     if spec is not None:
         notes += [*kind.misplaced(spec, ttl_field), *_dropped(kind, root_meta, spec)]

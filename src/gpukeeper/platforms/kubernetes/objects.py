@@ -31,7 +31,12 @@ from gpukeeper.platforms.kubernetes.gpus import PodTotals
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind, Served, TreeNode
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, namespace_facts, unreadable_namespace
+from gpukeeper.platforms.kubernetes.marks import (
+    NamespaceFacts,
+    TranslationSettings,
+    namespace_facts,
+    unreadable_namespace,
+)
 from gpukeeper.platforms.kubernetes.owners import (
     Climb,
     Descendants,
@@ -247,8 +252,8 @@ class ObjectReader:
         self._policy = policy
 
     @property
-    def reading(self) -> translate.TranslationSettings:
-        return translate.TranslationSettings.of(self._policy)
+    def reading(self) -> TranslationSettings:
+        return TranslationSettings.of(self._policy)
 
     async def read(self, kind: Kind, ref: Ref) -> Subject | Gone | Unknown:
         version = await self._discovery.served(kind)

@@ -9,16 +9,15 @@ import msgspec
 
 from gpukeeper.clients.kubernetes.wire import Meta, Pod, Root, Spec, Status, Wire, when
 from gpukeeper.model import reading
-from gpukeeper.model.policy import WITHOUT_GPU, Policy
+from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.model.subject import Ref, Seen, State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.kubernetes import gpus, marks
 from gpukeeper.platforms.kubernetes.gpus import PodTotals, held, held_slices
 from gpukeeper.platforms.kubernetes.kinds.catalog import makes_runs
-from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, NOT_CHECKED, Ending, Kind, Lever
+from gpukeeper.platforms.kubernetes.kinds.kind import INFRASTRUCTURE, Ending, Kind, Lever
 from gpukeeper.platforms.kubernetes.kinds.pod import POD, not_running, of_pod
-from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, ending_of_run, is_of_run
-from gpukeeper.platforms.kubernetes.settings import settings_of
+from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, TranslationSettings, ending_of_run, is_of_run
 
 PLATFORM = "kubernetes"
 CLUSTER = "cluster"
@@ -45,19 +44,6 @@ class Observation(msgspec.Struct, frozen=True):
         return Ref(PLATFORM, self.place, kind.name, meta.name, meta.uid, meta.namespace)
 
 
-class TranslationSettings(msgspec.Struct, frozen=True):
-    """How objects are translated: settings of the policy, and what the cluster supports."""
-
-    owner_labels: tuple[str, ...] = ()
-    foreign_ttl: tuple[str, ...] = ()
-    gitops: bool = False
-    ttl_field: bool | Unknown = NOT_CHECKED  # of a TrainJob: read from the cluster
-
-    @classmethod
-    def of(cls, policy: Policy) -> TranslationSettings:
-        return cls(policy.owner_labels, policy.foreign_ttl, settings_of(policy).gitops)
-
-
 class ObjectOwner(msgspec.Struct, frozen=True):
     owner: str | Unknown | None
     verified: bool
@@ -79,9 +65,7 @@ def root_subject(
     ending, message = ending_of(kind, root, at.now)
     over = ending.over is True
     held_by = totals.holds or namespace.held
-    found, notes = marks.read(
-        kind, meta, spec, ending, at.now, settings.foreign_ttl, held_by, settings.gitops, settings.ttl_field
-    )
+    found, notes = marks.read(kind, meta, spec, ending, at.now, settings, held_by)
     owned = owner_of(meta, namespace, settings.owner_labels)
     unclear = None if totals.unclear is None else Unknown(totals.unclear)
     state = state_of(kind, root, totals, ending)
@@ -127,7 +111,7 @@ def pod_subject(
     over, placed = ending.over is True, bool(pod.spec.node_name)
     holds = placed and not over
     pods_hold = marks.pod_hold(meta) or namespace.held
-    found, notes = marks.read(POD, meta, None, ending, at.now, settings.foreign_ttl, pods_hold, settings.gitops)
+    found, notes = marks.read(POD, meta, None, ending, at.now, settings, pods_hold)
     owned = owner_of(meta, namespace, settings.owner_labels)
     devices: tuple[str, ...] | Unknown = tuple(held(meta.name, requested)) if holds else ()
     if holds and requested.unclear is not None:

@@ -31,6 +31,7 @@ from gpukeeper.platforms.kubernetes.kinds.pod import OVER_PHASES, POD
 from gpukeeper.platforms.kubernetes.marks import (
     RUN_APPS,
     NamespaceFacts,
+    TranslationSettings,
     ending_of_run,
     is_of_run,
     namespace_facts,
@@ -48,7 +49,6 @@ from gpukeeper.platforms.kubernetes.translate import (
     ONLY_RUN,
     SHOWN,
     Observation,
-    TranslationSettings,
     ending_of,
     owner_of,
     pod_subject,

@@ -16,7 +16,6 @@ import msgspec
 
 from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.disk import open_files
-from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import UNDER_WAY
 from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
@@ -43,18 +42,17 @@ from gpukeeper.model.words import size_in_words
 from gpukeeper.platforms.ray import translate
 from gpukeeper.platforms.ray.acts import NO_LOGS, NodeReader
 from gpukeeper.platforms.ray.idleness import Idleness, Load
-from gpukeeper.platforms.ray.nodes import GONE, Everyone, Node, NodeAccess, is_found_by_raylet, read_processes
+from gpukeeper.platforms.ray.nodes import GONE, Node, NodeAccess, is_found_by_raylet, read_processes
 from gpukeeper.platforms.ray.settings import (
     NODES_ARE_SHOWN,
     NOT_BROUGHT_BACK,
     Containers,
     Counted,
-    Timeouts,
     no_containers,
     settings_of,
 )
 from gpukeeper.platforms.ray.state import DashboardQueries
-from gpukeeper.platforms.ray.survey import DiscoveredNodes, Discovery, NodeSurvey
+from gpukeeper.platforms.ray.survey import DEFAULT_ACCESS, DiscoveredNodes, Discovery, NodesAccess, NodeSurvey
 
 PAGE = 500
 AT_ONCE = 100  # concurrent removals for which open files and processes are read together
@@ -76,34 +74,21 @@ class RayPlatform(Platform):
         containers: Containers = no_containers,
         *,
         environ: Mapping[str, str] = os.environ,
-        proc: str = "/proc",
-        scan: Callable[[], OpenFiles] | None = None,
-        everyone: Everyone | None = None,
-        limits: MeasureLimits | None = None,
-        timeouts: Timeouts | None = None,
         directories: Sequence[str] = (),
+        access: NodesAccess = DEFAULT_ACCESS,
     ) -> None:
-        """`directories`: those of gpukeeper itself, which no removal may include. `scan` and `everyone`: which files
-        are open, and which processes exist; by default all of `proc`.
-        """
+        """`directories`: those of gpukeeper itself, which no removal may include."""
         self._place, self._clock = place, clock
-        self._timeouts = timeouts or Timeouts()
+        self._timeouts, proc = access.timeouts, access.proc
         # Many steps may be in progress at once, and each of them reads several times.
-        files, read = Shared(scan or (lambda: self._scan(proc))), Shared(everyone or (lambda: read_processes(proc)))
-        self._discovery = Discovery(
-            place,
-            policy,
-            containers,
-            environ,
-            proc=proc,
-            everyone=read,
-            timeouts=self._timeouts,
-            directories=directories,
-        )
+        files = Shared(access.scan or (lambda: self._scan(proc)))
+        read = Shared(access.everyone or (lambda: read_processes(proc)))
+        shared = msgspec.structs.replace(access, everyone=read)
+        self._discovery = Discovery(place, policy, containers, environ, access=shared, directories=directories)
         self._idleness = Idleness(environ, read, proc, self._timeouts)
         works = Shared(self._query_work)
         self._reader = NodeReader(
-            self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, limits
+            self._at, files, read, lambda node: works(node.name, node.uid, node.door), proc, access.limits
         )
         self._around: SharedQuestion[DiscoveredNodes] = SharedQuestion(self._discovery.discover)
         self._load_of: SharedQuestion[Load] = SharedQuestion(self._query_load)

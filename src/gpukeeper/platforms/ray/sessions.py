@@ -164,10 +164,8 @@ def subject_of(session: RaySession, state: SessionState, directory: NodeDirector
     if state.measured is None:
         assert isinstance(state.alive, Unknown)
         return state.alive
-    return translate.tree_subject(
-        session.path,
-        state.measured,
-        visit.at,
+    facts = translate.TreeFacts(
+        path=session.path,
         kind=translate.SESSION,
         category=Category.DEAD_SESSION,
         in_use=state.alive,
@@ -179,6 +177,7 @@ def subject_of(session: RaySession, state: SessionState, directory: NodeDirector
         kept=visit.holds(session.identity),
         uids=visit.uids(state.measured),
     )
+    return translate.tree_subject(facts, state.measured, visit.at)
 
 
 def named_by(session: RaySession, visit: Visit) -> str | Unknown | None:

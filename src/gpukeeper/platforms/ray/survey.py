@@ -18,8 +18,8 @@ import msgspec
 
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk import kernel, measure, mounts, trash
-from gpukeeper.disk.measure import KEEP
-from gpukeeper.disk.open_files import DirectoryUse
+from gpukeeper.disk.measure import KEEP, MeasureLimits
+from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
 from gpukeeper.disk.trash import is_named
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import DAY, Policy, Temporary
@@ -77,10 +77,8 @@ def subject_of_tree(directory: NodeDirectory, name: str, visit: Visit, below: Di
         return None
     found = visit.with_mounts(directory, name, found)
     in_use, keeps = visit.in_use(directory, name, found, below)
-    return translate.tree_subject(
-        str(Path(directory.path, name)),
-        found,
-        visit.at,
+    facts = translate.TreeFacts(
+        path=str(Path(directory.path, name)),
         in_use=in_use,
         keeps=keeps,
         kept=why_tree_kept(directory, name, (found.device, found.inode), visit),
@@ -90,6 +88,7 @@ def subject_of_tree(directory: NodeDirectory, name: str, visit: Visit, below: Di
         uids=visit.uids(found),
         last_use=visit.last_use(directory, found),
     )
+    return translate.tree_subject(facts, found, visit.at)
 
 
 def why_tree_kept(directory: NodeDirectory, name: str, identity: tuple[int, int], visit: Visit) -> str | None:
@@ -370,6 +369,19 @@ class DiscoveredNodes(msgspec.Struct, frozen=True):
         return next((one for one in self.found.nodes if one.name == name), None)
 
 
+class NodesAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How nodes are read. `scan`: which files are open; `everyone`: which processes exist; None: all of `proc`."""
+
+    proc: str = "/proc"
+    scan: Callable[[], OpenFiles] | None = None
+    everyone: Everyone | None = None
+    limits: MeasureLimits | None = None
+    timeouts: Timeouts = Timeouts()
+
+
+DEFAULT_ACCESS = NodesAccess()
+
+
 class Discovery:
     def __init__(
         self,
@@ -378,15 +390,13 @@ class Discovery:
         containers: Containers,
         environ: Mapping[str, str],
         *,
-        proc: str = "/proc",
-        everyone: Everyone = read_processes,
-        timeouts: Timeouts | None = None,
+        access: NodesAccess = DEFAULT_ACCESS,
         directories: Sequence[str] = (),
     ) -> None:
         """`directories`: of gpukeeper itself."""
         self._place, self.policy, self._containers = place, policy, containers
-        self._environ, self._proc, self._everyone = environ, proc, everyone
-        self._timeouts = timeouts or Timeouts()
+        self._environ, self._proc, self._timeouts = environ, access.proc, access.timeouts
+        self._everyone = access.everyone or partial(read_processes, access.proc)
         self._folders = tuple(directories)
         self._reported: dict[str, dict[str, frozenset[int]]] = {}  # by node: every Ray root ever reported there
 

@@ -92,44 +92,44 @@ def ctime_in(incarnation: str) -> int | None:
     return int(newest) if newest.isdecimal() else None
 
 
-def tree_subject(
-    path: str,
-    measured: TreeMeasurement,
-    at: PlaceAndTime,
-    *,
-    kind: str = TREE,
-    category: Category = Category.TEMPORARY,
-    in_use: bool | Unknown,
-    owner: str,
-    keeps: str | None = None,
-    kept: str | None = None,
-    disk: Disk | None = None,
-    root: str = "",
-    findings: tuple[str, ...] = (),
-    uids: frozenset[int] | None = None,
-    last_use: LastUse | None = None,
-) -> Subject:
-    """`keeps`: what uses it, a sentence. `kept`: why it is kept anyway. `uids`: owners of its entries, if those are
-    users of this machine. `last_use`: None for what no process can read.
-    """
-    used = last_use or access_times.recorded(measured, at.now)
-    labels = {"node": at.node} | ({"root": root} if root else {}) | ({"kept_by": keeps} if keeps else {})
+class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a tree besides its files. `keeps`: what uses it, a sentence. `kept`: why it is kept anyway.
+    `uids`: owners of its entries, if those are users of this machine. `last_use`: None for what no process can read."""
+
+    path: str
+    owner: str
+    kind: str = TREE
+    category: Category = Category.TEMPORARY
+    in_use: bool | Unknown
+    keeps: str | None = None
+    kept: str | None = None
+    disk: Disk | None = None
+    root: str = ""
+    findings: tuple[str, ...] = ()
+    uids: frozenset[int] | None = None
+    last_use: LastUse | None = None
+
+
+def tree_subject(tree: TreeFacts, measured: TreeMeasurement, at: PlaceAndTime) -> Subject:
+    used = tree.last_use or access_times.recorded(measured, at.now)
+    labels = {"node": at.node}
+    labels |= ({"root": tree.root} if tree.root else {}) | ({"kept_by": tree.keeps} if tree.keeps else {})
     return Subject(
-        seen=at.seen(kind, path, measured.tree_uid, measured.incarnation),
+        seen=at.seen(tree.kind, tree.path, measured.tree_uid, measured.incarnation),
         shape=Shape.TREE,
         state=State.ENDED,
-        owner=owner,
-        class_=kind,
+        owner=tree.owner,
+        class_=tree.kind,
         created=NOT_RECORDED,
         size=measured.size,
         last_used=used.at,
         use_evidence=used.how,
-        in_use=in_use,
-        kept=kept,
-        category=category,
-        uids=uids,
-        disk=disk,
-        findings=findings,
+        in_use=tree.in_use,
+        kept=tree.kept,
+        category=tree.category,
+        uids=tree.uids,
+        disk=tree.disk,
+        findings=tree.findings,
         labels=labels,
     )
 

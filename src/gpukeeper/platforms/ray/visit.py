@@ -203,12 +203,9 @@ class Visit:
             return None
         user = open_files.users_of_trash(taken.trash, seen_from_here(directory, self.around.used))
         used: bool | Unknown = user if isinstance(user, Unknown) else user is not None or found.held_by is not None
-        path = f"{directory.path}/{taken.trash}/{taken.name}"
         words = "its deletion had begun" if taken.deleting else "it was only taken, and is put back"
-        return translate.tree_subject(
-            path,
-            found,
-            self.at,
+        facts = translate.TreeFacts(
+            path=f"{directory.path}/{taken.trash}/{taken.name}",
             category=Category.UNFINISHED,
             in_use=used,
             owner=self.owner(found.uid),
@@ -216,6 +213,7 @@ class Visit:
             root=directory.path,
             findings=(f"a removal of gpukeeper was interrupted: {words}",),
         )
+        return translate.tree_subject(facts, found, self.at)
 
 
 @contextmanager

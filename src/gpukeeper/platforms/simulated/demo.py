@@ -131,7 +131,8 @@ async def owners_hold(keeper: Keeper, book: Rulebook, world: World, stop: asynci
         for owner, path in warned:
             if world.rng.random() < share:
                 with suppress(KeeperError):
-                    await requests.hold(keeper, book, path, owner, None, reason="still needed")
+                    request = requests.Request(verb="hold", workload=path, reason="still needed")
+                    await requests.hold(keeper, book, owner, request)
         warned.clear()
 
 

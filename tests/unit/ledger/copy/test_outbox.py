@@ -20,6 +20,7 @@ from gpukeeper.ledger.copy.ship import SQLITE_ROW, Outbox, copy_row, is_plain, w
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.lines import COLUMNS
 from gpukeeper.ledger.meta import ensure_identity, remember_shipped, take_nonce
+from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import LedgerError
 from gpukeeper.model.event import Complaint
 from gpukeeper.model.policy import LedgerKeep
@@ -90,7 +91,7 @@ def test_archived_lines_come_first_and_once(ledger: SqliteLedger, lines: int) ->
     write(ledger, 5)
     with closing(Outbox(ledger.path)) as outbox:
         found = all_numbers(outbox, 4, lines)
-    kept = [n for n, _ in asyncio.run(ledger.lines(last=None, types=("complaint",)))]
+    kept = [n for n, _ in asyncio.run(ledger.lines(LineFilter(last=None, types=("complaint",))))]
     assert len(found) == len(set(found)) == 31
     assert found == sorted(found)
     assert found[-5:] == kept[-5:]
@@ -120,9 +121,9 @@ def test_rotation_keeps_what_was_not_shipped_within_a_bound(ledger: SqliteLedger
     done = asyncio.run(rotate(ledger, LedgerKeep(), NOW, keep_unsent=30 * DAY))
     assert done.lines == 15, "shipped ones are archived, the others stay"
     asyncio.run(rotate(ledger, LedgerKeep(), NOW + 22 * DAY, keep_unsent=30 * DAY))
-    assert [n for n, _ in asyncio.run(ledger.lines(last=None, types=("complaint",)))] == list(range(21, 31)), (
-        "the bound"
-    )
+    assert [n for n, _ in asyncio.run(ledger.lines(LineFilter(last=None, types=("complaint",))))] == list(
+        range(21, 31)
+    ), "the bound"
     done = asyncio.run(rotate(ledger, LedgerKeep(), NOW + 22 * DAY))
     assert done.lines == 10, "without a fleet database nothing waits"
 

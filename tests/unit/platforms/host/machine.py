@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.model.decision import Action, Decision, Step
-from gpukeeper.model.policy import PlaceScope, Reports, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Reports, Temporary
 from gpukeeper.model.subject import Shape, Subject
-from gpukeeper.platforms.host.adapter import HostPlatform
+from gpukeeper.platforms.host.adapter import HostAccess, HostPlatform
 from tests.own_processes import everything_seen
 
 T = TypeVar("T")
@@ -40,12 +40,18 @@ def no_gpus(deadline: timedelta) -> tuple[GpuFacts, ...]:
     return ()
 
 
+def read_with(**given: Any) -> dict[str, Any]:
+    """How the machine is read, apart from what else an adapter is given."""
+    how = {name: given.pop(name) for name in HostAccess.__struct_fields__ if name in given}
+    return {"access": HostAccess(**{"inventory": no_gpus} | how), **given}
+
+
 class Machine:
     def __init__(self, root: Path, *names: str, reports: Reports | None = None, **given: Any) -> None:
         self.root, self.clock = root, Ahead()
         temporary = [Temporary(root=str(root), names=names or ("tmp*",), above=0)] if reports is None else []
-        given = {"inventory": no_gpus, "scan": everything_seen} | given
-        self.platform = HostPlatform("node-1", temporary, self.clock, reports=reports, **given)
+        policy = Policy(temporary=tuple(temporary), reports=reports or Reports())
+        self.platform = HostPlatform("node-1", policy, self.clock, **read_with(**{"scan": everything_seen} | given))
 
     def tree(self, name: str = "tmp-a", files: int = 3) -> Path:
         (self.root / name / "below").mkdir(parents=True)
@@ -71,7 +77,7 @@ class Machine:
 
     def remove(self, subject: Subject) -> Any:
         """As of that look; times have the grain of the kernel's tick, so what comes after it is waited for."""
-        decision = Decision(subject.seen, Action.REMOVE, "temporary_tree", "old")
+        decision = Decision(seen=subject.seen, action=Action.REMOVE, rule="temporary_tree", reason="old")
         return self.run(self.platform.act(Step("1.1", decision), subject))
 
     def names(self) -> list[str]:

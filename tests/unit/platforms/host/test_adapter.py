@@ -32,14 +32,14 @@ from gpukeeper.model.decision import (
     Snapshot,
     Step,
 )
-from gpukeeper.model.policy import PlaceScope, Temporary
+from gpukeeper.model.policy import PlaceScope, Policy, Temporary
 from gpukeeper.model.subject import Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.adapter import HostPlatform
 from gpukeeper.platforms.host.connect import Timeouts, hostname
 from tests.own_processes import scan_own
 from tests.patience import PATIENT
-from tests.unit.platforms.host.machine import Machine
+from tests.unit.platforms.host.machine import Machine, read_with
 
 T = TypeVar("T")
 BOOT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -88,9 +88,8 @@ def stuck_driver(deadline: timedelta) -> Unknown:
 
 
 def host(root: Path, *names: str, **given: object) -> HostPlatform:
-    temporary = [Temporary(root=str(root), names=names or ("pip-*",))]
-    given = {"inventory": no_gpus, "scan": scan_own} | given
-    return HostPlatform("node-1", temporary, Noon(), **given)  # type: ignore[arg-type]
+    policy = Policy(temporary=(Temporary(root=str(root), names=names or ("pip-*",)),))
+    return HostPlatform("node-1", policy, Noon(), **read_with(**{"scan": scan_own} | given))
 
 
 def tree(root: Path, name: str = "pip-a", content: str = "x") -> Path:
@@ -130,8 +129,8 @@ def test_a_tree_that_changes_is_another_incarnation_of_the_same_thing(tmp_path: 
 def test_an_entry_that_two_roots_name_is_listed_once(tmp_path: Path) -> None:
     tree(tmp_path / "real")
     (tmp_path / "short").symlink_to(tmp_path / "real")
-    roots = [Temporary(root=str(tmp_path / name), names=("pip-*", "*")) for name in ("short", "real")]
-    platform = HostPlatform("node-1", roots, Noon(), inventory=no_gpus, scan=scan_own)
+    roots = tuple(Temporary(root=str(tmp_path / name), names=("pip-*", "*")) for name in ("short", "real"))
+    platform = HostPlatform("node-1", Policy(temporary=roots), Noon(), **read_with(scan=scan_own))
     assert list(subjects(platform)) == [f"{tmp_path}/short/pip-a"]
 
 
@@ -255,7 +254,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def gpu_host(proc: Path, **given: object) -> HostPlatform:
-    return HostPlatform("node-1", (), Noon(), proc=str(proc), **({"inventory": one_gpu} | given))  # type: ignore[arg-type]
+    return HostPlatform("node-1", Policy(), Noon(), **read_with(**{"proc": str(proc), "inventory": one_gpu} | given))
 
 
 def test_a_gpu_and_the_process_that_holds_it_are_shown(proc: Path) -> None:
@@ -291,7 +290,7 @@ def test_a_driver_that_does_not_answer_is_unseen_and_its_holders_have_unknown_gp
 
 
 def test_without_a_driver_there_is_nothing_and_nothing_unseen(tmp_path: Path) -> None:
-    platform = HostPlatform("node-1", (), Noon(), proc=str(tmp_path / "nothing"), inventory=no_gpus)
+    platform = HostPlatform("node-1", Policy(), Noon(), **read_with(proc=str(tmp_path / "nothing")))
     assert wait(pages_of(platform)) == [Snapshot("host", "node-1", NOW, ())]
 
 
@@ -350,12 +349,12 @@ def test_of_all_verbs_only_the_removal_of_trees_is_offered(proc: Path, tmp_path:
     assert platform.guards == {Action.REMOVE: Guard.ATOMIC}
     assert (platform.name, platform.place) == ("host", "node-1")
     gpu = subjects(platform)["gpu-0"]
-    step = Step("s", Decision(gpu.seen, Action.REMOVE, "temporary_tree", "large"))
+    step = Step("s", Decision(seen=gpu.seen, action=Action.REMOVE, rule="temporary_tree", reason="large"))
     for answer in (wait(platform.act(step, gpu)), wait(platform.restore(gpu.ref, None))):
         assert isinstance(answer, Refused)
     tree(tmp_path)
     (seen,) = subjects(host(tmp_path)).values()
-    stop = Step("s", Decision(seen.seen, Action.STOP, "temporary_tree", "large"))
+    stop = Step("s", Decision(seen=seen.seen, action=Action.STOP, rule="temporary_tree", reason="large"))
     assert isinstance(wait(host(tmp_path).act(stop, seen)), Refused)
     assert (tmp_path / "pip-a/file").exists()
 

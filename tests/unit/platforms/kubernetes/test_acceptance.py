@@ -15,8 +15,8 @@ from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
-from gpukeeper.platforms.kubernetes.marks import RUN_LIMIT, NamespaceFacts, is_of_run
-from gpukeeper.platforms.kubernetes.translate import TranslationSettings, root_subject
+from gpukeeper.platforms.kubernetes.marks import RUN_LIMIT, NamespaceFacts, TranslationSettings, is_of_run
+from gpukeeper.platforms.kubernetes.translate import root_subject
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, condition, pod, root, totals
 
 APP = {"app": "gpu-accept-daemon"}

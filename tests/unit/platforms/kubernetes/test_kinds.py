@@ -9,7 +9,7 @@ import pytest
 from gpukeeper.model.decision import Refused
 from gpukeeper.platforms.kubernetes.kinds.catalog import BY_NAME, KINDS, known_owner, makes_runs
 from gpukeeper.platforms.kubernetes.kinds.kind import NOT_ENDED, Kind
-from gpukeeper.platforms.kubernetes.marks import read
+from gpukeeper.platforms.kubernetes.marks import TranslationSettings, read
 from gpukeeper.platforms.kubernetes.writes import cannot_remove, cannot_stop
 from tests.unit.platforms.kubernetes.examples import NOW, condition, pod, root
 
@@ -43,7 +43,7 @@ def test_a_kind_that_says_nothing_is_offered_no_verb_that_needs_its_word() -> No
 
 def test_a_kind_of_a_name_that_another_group_has_is_distinguished() -> None:
     assert BARE.name == "examplejob"
-    marks, _ = read(BARE, root().metadata, None, NOT_ENDED, NOW)
+    marks, _ = read(BARE, root().metadata, None, NOT_ENDED, NOW, TranslationSettings())
     assert "annotate --overwrite jobs.example.com " in marks.hold_with
 
 

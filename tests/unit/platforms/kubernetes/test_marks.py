@@ -23,6 +23,7 @@ from gpukeeper.platforms.kubernetes.marks import (
     FAR,
     AnnouncedWarnings,
     NamespaceFacts,
+    TranslationSettings,
     excluded,
     managed_elsewhere,
     moment,
@@ -53,7 +54,8 @@ def marks(
 ) -> tuple[Marks, tuple[str, ...]]:
     """Without the command that holds it, which every object has."""
     told = root(spec=spec, **metadata)
-    found, notes = read(kind, told.metadata, told.spec, ending, NOW, foreign, pods_hold, gitops, ttl_field)
+    settings = TranslationSettings(foreign_ttl=foreign, gitops=gitops, ttl_field=ttl_field)
+    found, notes = read(kind, told.metadata, told.spec, ending, NOW, settings, pods_hold)
     return msgspec.structs.replace(found, hold_with=""), notes
 
 
@@ -581,11 +583,11 @@ def test_a_hold_that_cannot_be_read_does_not_replace_one_that_can() -> None:
     later = NOW + timedelta(hours=5)
     both = {"gpukeeper.io/hold-until": "tomorrow", "downscaler/exclude-until": later.isoformat()}
     running = NOT_ENDED
-    found, notes = read(JOB, root(annotations=both).metadata, None, running, NOW)
+    found, notes = read(JOB, root(annotations=both).metadata, None, running, NOW, TranslationSettings())
     assert found.hold_until == later
     assert any("tomorrow" in one for one in notes), "and it is still complained about"
     over = {"gpukeeper.io/hold-until": "tomorrow", "downscaler/exclude-until": (NOW - timedelta(hours=1)).isoformat()}
-    found, _ = read(JOB, root(annotations=over).metadata, None, running, NOW)
+    found, _ = read(JOB, root(annotations=over).metadata, None, running, NOW, TranslationSettings())
     assert isinstance(found.hold_until, Unknown)
     assert found.unhold == "kubectl -n team-a annotate jobs run-7 gpukeeper.io/hold-until-"
     assert found.hold_with == "kubectl -n team-a annotate --overwrite jobs run-7 gpukeeper.io/hold-until="

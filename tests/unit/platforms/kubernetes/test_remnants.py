@@ -11,8 +11,7 @@ import pytest
 from gpukeeper.model.decision import Action, Refused
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.marks import NamespaceFacts
-from gpukeeper.platforms.kubernetes.translate import TranslationSettings
+from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, TranslationSettings
 from gpukeeper.platforms.kubernetes.walk import Service, WalkSettings, read_service, service_subject, services_of_runs
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, meta
 from tests.unit.platforms.kubernetes.stored_cluster import StoredCluster, forbidden

@@ -30,9 +30,9 @@ from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER
-from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, unreadable_namespace
+from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, TranslationSettings, unreadable_namespace
 from gpukeeper.platforms.kubernetes.owners import descendants
-from gpukeeper.platforms.kubernetes.translate import STOPPED, TranslationSettings, incarnation_of, root_subject
+from gpukeeper.platforms.kubernetes.translate import STOPPED, incarnation_of, root_subject
 from gpukeeper.platforms.kubernetes.walk import ClusterWalk, WalkSettings
 from tests.unit.clients.kubernetes.scripted_api import Reply, Time, ask, refused
 from tests.unit.platforms.kubernetes.examples import AT, NOW, ago, gpu_container, pod, root, totals

@@ -20,8 +20,8 @@ from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.kubeflow import TRAINJOB, V1_KINDS
 from gpukeeper.platforms.kubernetes.kinds.ray import RAYCLUSTER, RAYJOB, RAYSERVICE
-from gpukeeper.platforms.kubernetes.marks import NamespaceFacts
-from gpukeeper.platforms.kubernetes.translate import TranslationSettings, pod_subject, root_subject
+from gpukeeper.platforms.kubernetes.marks import NamespaceFacts, TranslationSettings
+from gpukeeper.platforms.kubernetes.translate import pod_subject, root_subject
 from tests.unit.platforms.kubernetes.examples import (
     AT,
     NOW,

@@ -17,7 +17,7 @@ from gpukeeper.platforms.kubernetes import watch as watch_module
 from gpukeeper.platforms.kubernetes.discovery import ApiDiscovery
 from gpukeeper.platforms.kubernetes.kinds.kind import Kind
 from gpukeeper.platforms.kubernetes.kinds.pod import POD
-from gpukeeper.platforms.kubernetes.translate import TranslationSettings
+from gpukeeper.platforms.kubernetes.marks import TranslationSettings
 from gpukeeper.platforms.kubernetes.walk import WalkSettings
 from gpukeeper.platforms.kubernetes.watch import RECONNECT, SHORT, Watches
 from gpukeeper.platforms.simulated.world import VirtualLoop, run_virtually

@@ -18,6 +18,7 @@ from gpukeeper.model.subject import Subject
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.nodes import Process, Raylet, raylet_of, read
 from gpukeeper.platforms.ray.settings import RaySettings
+from gpukeeper.platforms.ray.survey import NodesAccess
 from tests.own_processes import everything_seen
 from tests.patience import PATIENCE
 
@@ -80,8 +81,9 @@ def platform(
     made = Policy(
         **{"scope": {"ray": PlaceScope()}, "platforms": {"ray": nodes}, "temporary": temporary} | (policy or {})
     )
-    how = {"scan": everything_seen, "everyone": here, "environ": {}} | how
-    return RayPlatform("here", made, Ahead(ahead), **how)
+    read = {name: how.pop(name) for name in NodesAccess.__struct_fields__ if name in how}
+    access = NodesAccess(**{"scan": everything_seen, "everyone": here} | read)
+    return RayPlatform("here", made, Ahead(ahead), access=access, **{"environ": {}} | how)
 
 
 def session(scratch: Path, name: str = SESSION) -> Path:
@@ -114,7 +116,7 @@ def one_of(ray: RayPlatform, below: Path, name: str) -> Subject:
 
 
 def step(subject: Subject) -> Step:
-    return Step("1.1", Decision(subject.seen, Action.REMOVE, "leftover_tree", "because"))
+    return Step("1.1", Decision(seen=subject.seen, action=Action.REMOVE, rule="leftover_tree", reason="because"))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from gpukeeper.model.subject import Category, Gone, Ref, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
 from gpukeeper.platforms.ray.settings import Counted, NodeContainer, RaySettings
+from gpukeeper.platforms.ray.survey import NodesAccess
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     Ahead,
@@ -212,7 +213,7 @@ def test_a_machine_without_ray_is_no_node(tmp_path: Path) -> None:
     temporary = (Temporary(root=str(tmp_path), names=("tmp*",), platform="ray"),)
     tree(tmp_path, "tmpone")
     policy = Policy(scope={"ray": PlaceScope()}, platforms={"ray": settings}, temporary=temporary)
-    ray = RayPlatform("here", policy, Ahead(), everyone=tuple, environ={"TMPDIR": str(tmp_path)})
+    ray = RayPlatform("here", policy, Ahead(), access=NodesAccess(everyone=tuple), environ={"TMPDIR": str(tmp_path)})
     if Path("/tmp/ray").exists():
         pytest.skip("this machine has a Ray root of its own")
     assert run(observed(ray, tmp_path)) == []

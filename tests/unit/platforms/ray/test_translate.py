@@ -14,6 +14,7 @@ from gpukeeper.platforms.ray.translate import (
     LogFile,
     NodeFacts,
     PlaceAndTime,
+    TreeFacts,
     busy_by,
     ctime_in,
     identity_in,
@@ -54,7 +55,7 @@ def test_one_sign_makes_busy_and_all_must_be_known_for_idle(
 
 
 def test_a_tree_is_named_by_its_node_and_path_and_known_by_its_identity() -> None:
-    found = tree_subject("/tmp/tmp\n1", MEASURED, AT, in_use=False, owner="root", root="/tmp")
+    found = tree_subject(TreeFacts(path="/tmp/tmp\n1", in_use=False, owner="root", root="/tmp"), MEASURED, AT)
     assert found.ref.path == "ray/lab/worker-1/tree/tmp/tmp\\x0a1"
     assert (found.ref.uid, found.seen.incarnation) == ("8:77", "77:123")
     assert identity_in(found.ref.uid) == (8, 77)
@@ -65,7 +66,9 @@ def test_a_tree_is_named_by_its_node_and_path_and_known_by_its_identity() -> Non
 
 def test_what_was_not_measured_has_an_incarnation_that_nothing_is_done_to() -> None:
     unseen = msgspec.structs.replace(MEASURED, size=SILENT, newest=SILENT, ctime_ns=SILENT)
-    found = tree_subject("/tmp/tmp1", unseen, AT, in_use=SILENT, owner="root", keeps="pid 7 has files of it open")
+    found = tree_subject(
+        TreeFacts(path="/tmp/tmp1", in_use=SILENT, owner="root", keeps="pid 7 has files of it open"), unseen, AT
+    )
     assert ctime_in(found.seen.incarnation) is None
     assert found.labels["kept_by"] == "pid 7 has files of it open"
     assert together([found, found]) == 0

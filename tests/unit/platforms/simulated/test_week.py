@@ -45,7 +45,7 @@ class _Acted:
             fresh = await platform.read(thing.ref)
             assert isinstance(fresh, Subject)
             assert fresh.shape is Shape.WORKLOAD
-            decision = Decision(fresh.seen, action, rule, "", Verdict.DUE)
+            decision = Decision(seen=fresh.seen, action=action, rule=rule, reason="", verdict=Verdict.DUE)
             await platform.act(Step("1.1", decision), fresh)
 
         loop.run_until_complete(asyncio.wait_for(act(), None))

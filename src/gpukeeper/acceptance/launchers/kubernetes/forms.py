@@ -185,10 +185,10 @@ def _replicas(plan: Plan, count: int, index: dict[str, Any] | None) -> dict[str,
         devices=plan.same_devices(),
         nodes=node_names(plan.nodes),
         group=group,
-        container=PYTORCH_CONTAINER,
         apart=True,
     )
-    template["spec"]["containers"][0]["ports"] = [{"name": PYTORCH_PORT, "containerPort": plan.spec.port}]
+    ports = [{"name": PYTORCH_PORT, "containerPort": plan.spec.port}]
+    template["spec"]["containers"][0] |= {"name": PYTORCH_CONTAINER, "ports": ports}
     return {"replicas": count, "restartPolicy": "Never", "template": template}
 
 

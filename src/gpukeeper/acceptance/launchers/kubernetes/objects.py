@@ -329,7 +329,6 @@ def pod_template(
     node: str = "",
     group: Sequence[dict[str, Any]] = (),
     stays: bool = False,
-    container: str = CONTAINER,
     apart: bool = False,
     **more: Any,
 ) -> dict[str, Any]:
@@ -340,7 +339,7 @@ def pod_template(
     group = group if plan.spec.together else ()
     return {
         "metadata": {"labels": labels(plan.spec), "annotations": annotations},
-        "spec": _pod_spec(plan, devices, nodes, node, group, stays, container, apart) | more,
+        "spec": _pod_spec(plan, devices, nodes, node, group, stays=stays, apart=apart) | more,
     }
 
 
@@ -350,8 +349,8 @@ def _pod_spec(
     nodes: Sequence[str],
     node: str,
     group: Sequence[dict[str, Any]],
+    *,
     stays: bool,
-    container: str,
     apart: bool,
 ) -> dict[str, Any]:
     options = plan.options
@@ -362,7 +361,7 @@ def _pod_spec(
         "terminationGracePeriodSeconds": GRACE_S,
         "affinity": {"nodeAffinity": on_nodes(nodes)} | ({"podAntiAffinity": _apart(plan)} if apart else {}),
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [_container(plan, devices, node, group, stays, container)],
+        "containers": [_container(plan, devices, node, group, stays=stays)],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm}}],
     }
     if stays:
@@ -383,14 +382,14 @@ def _pod_spec(
 
 
 def _container(
-    plan: Plan, devices: Mapping[str, int], node: str, group: Sequence[dict[str, Any]], stays: bool, name: str
+    plan: Plan, devices: Mapping[str, int], node: str, group: Sequence[dict[str, Any]], *, stays: bool
 ) -> dict[str, Any]:
     options = plan.options
     limits: dict[str, Any] = {**devices, **options.rdma}
     requests = {key: text for key, text in (("cpu", options.cpu), ("memory", options.memory)) if text}
     resources: dict[str, Any] = {"limits": limits | requests} if limits or requests else {}
     found: dict[str, Any] = {
-        "name": name,
+        "name": CONTAINER,
         "image": plan.spec.image,
         "command": list(command(plan.spec)),
         "env": _environment(plan, node, group, stays),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,38 +9,29 @@ import pytest
 from gpukeeper.lifecycle import decide
 from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.decide import EVALUATORS, NOT_HELD, RULES
-from gpukeeper.lifecycle.declared import (
-    Turn,
-    evaluated_while_removed,
-    evaluator_of,
-    states_of,
-    suspended_by,
-    turn_of,
-    yielding,
-)
+from gpukeeper.lifecycle.rule import Rule, Turn, suspended_by, yielding
 from gpukeeper.lifecycle.rules import keep_alive
 from gpukeeper.model.decision import Answer, Verdict
 from gpukeeper.model.subject import Shape, State
 
-NAMES = {rule.NAME for rule in RULES}
+NAMES = {rule.name for rule in RULES}
 # The rules that these tests are about. A new one is free in what it declares.
 KNOWN = {
     *("target", "exemption", "hold", "stuck_removal", "stop_hold", "max_runtime", "keep_alive", "restart_loop"),
     *("live_children", "taken_gpu", "idle", "never_started", "own_ttl", "retention", "orphan", "leftover_tree"),
     *("temporary_tree", "unused_image", "build_cache"),
 }
-DECLARED = {
-    *("NAME", "SUMMARY", "FOR", "ACTS", "IN"),
-    *("YIELDS_TO", "HOLDABLE", "WHILE_REMOVED", "TURN", "COUNTED_ONCE"),
-}
 
 
-def rule(name: str, **declared: Any) -> ModuleType:
-    made = ModuleType(name)
-    known = {"NAME": name, "SUMMARY": "", "FOR": tuple(Shape), "ACTS": True}
-    known["evaluate"] = lambda view, settings, now: Answer(name, Verdict.SILENT, "")
-    made.__dict__.update(known | declared)
-    return made
+def made(**declared: Any) -> Rule:
+    return Rule(
+        name="too_large",
+        summary="",
+        shapes=tuple(Shape),
+        acts=True,
+        evaluate=lambda view, settings, now: Answer("too_large", Verdict.SILENT, ""),
+        **declared,
+    )
 
 
 def test_who_suspends_whom() -> None:
@@ -56,11 +46,11 @@ def test_who_suspends_whom() -> None:
         },
     }
     assert {"max_runtime"} == NOT_HELD & KNOWN
-    assert evaluated_while_removed(RULES) & KNOWN == {"exemption", "hold", "stuck_removal"}
+    assert {rule.name for rule in RULES if rule.while_removed} & KNOWN == {"exemption", "hold", "stuck_removal"}
 
 
 def test_the_turn_of_each_rule() -> None:
-    turns = {one.NAME: turn_of(one) for one in RULES if turn_of(one) is not Turn.WORK and one.NAME in KNOWN}
+    turns = {rule.name: rule.turn for rule in RULES if rule.turn is not Turn.WORK and rule.name in KNOWN}
     assert turns == {
         "leftover_tree": Turn.TREES,
         "temporary_tree": Turn.TREES,
@@ -70,41 +60,33 @@ def test_the_turn_of_each_rule() -> None:
     assert {"leftover_tree", "temporary_tree"} == TREES & KNOWN
 
 
-@pytest.mark.parametrize("one", RULES, ids=lambda one: str(one.NAME))
-def test_a_rule_yields_to_rules_that_take_it_into_account(one: ModuleType) -> None:
-    for name in getattr(one, "YIELDS_TO", ()):
-        assert name in NAMES, f"{one.NAME} yields to {name}, which is no rule"
-        (other,) = [rule for rule in RULES if name == rule.NAME]
-        assert hasattr(other, "evaluator"), f"{name} has no evaluator(), so that {one.NAME} would not be suspended"
-
-
-@pytest.mark.parametrize("one", RULES, ids=lambda one: str(one.NAME))
-def test_a_rule_declares_nothing_that_has_no_meaning(one: ModuleType) -> None:
-    shouting = {name for name in vars(one) if name.isupper() and not name.startswith("_")}
-    assert {name for name in shouting if name in DECLARED or isinstance(vars(one)[name], bool)} <= DECLARED
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
+def test_a_rule_yields_to_rules_that_take_it_into_account(rule: Rule) -> None:
+    for name in rule.yields_to:
+        assert name in NAMES, f"{rule.name} yields to {name}, which is no rule"
+        (other,) = [one for one in RULES if name == one.name]
+        assert other.evaluator is not None, f"{name} has no evaluator, so that {rule.name} would not be suspended"
 
 
 def test_a_new_rule_is_suspended_by_what_it_yields_to_and_by_nothing_else() -> None:
-    made = rule("too_large", YIELDS_TO=("stop_hold", "keep_alive"))
-    rules = (*RULES, made)
+    new = made(yields_to=("stop_hold", "keep_alive"))
+    rules = (*RULES, new)
     assert "too_large" in suspended_by("stop_hold", rules)
     assert "too_large" not in suspended_by("own_ttl", rules)
-    assert yielding(rules, keep_alive.NAME)[-1] is made
-    bound: Any = evaluator_of(keep_alive, rules)
+    assert yielding(rules, keep_alive.NAME)[-1] is new
+    bound: Any = keep_alive.RULE.among(rules)
     assert [name for name, _ in bound.keywords["others"]][-1] == "too_large"
 
 
 def test_what_a_rule_leaves_out() -> None:
-    made = rule("too_large")
-    assert (tuple(states_of(made)), turn_of(made), evaluator_of(made, (made,))) == (
-        tuple(State),
-        Turn.WORK,
-        made.evaluate,
-    )
+    new = made()
+    assert (new.states, new.turn, new.among((new,))) == (tuple(State), Turn.WORK, new.evaluate)
 
 
 def test_every_rule_is_evaluated_with_what_others_declare() -> None:
     assert EVALUATORS.keys() == NAMES
     assert decide._APPLICABLE[Shape.WORKLOAD, State.ENDED] == tuple(
-        (one.NAME, EVALUATORS[one.NAME]) for one in RULES if Shape.WORKLOAD in one.FOR and State.ENDED in states_of(one)
+        (rule.name, EVALUATORS[rule.name])
+        for rule in RULES
+        if Shape.WORKLOAD in rule.shapes and State.ENDED in rule.states
     )
