@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from gpukeeper.lifecycle.decide import RULES
 from tests.architecture.tree import ROOT, SOURCE, identifiers, lines, modules, name_of, nodes, parsed, refuse
 
 Found = Iterator[tuple[Path, int, str]]
@@ -177,6 +178,13 @@ def test_outside_kinds_the_kubernetes_adapter_asks_a_kind_and_knows_none() -> No
         if kind not in SHARED_KINDS
     )
     refuse(found, "let the kind answer, see docs/how-to/add-a-kind.md")
+
+
+def test_every_rule_is_registered_under_the_name_of_its_file() -> None:
+    names = {rule.name for rule in RULES}
+    files = [path for path in modules("lifecycle/rules") if path.name != "__init__.py"]
+    found = ((path, 1, f"no rule {path.stem} is registered") for path in files if path.stem not in names)
+    refuse(found, "name the rule like its file, and add it to RULES in lifecycle/decide.py")
 
 
 def test_interfaces_import_at_the_top() -> None:

@@ -47,6 +47,7 @@ def test_case(path: Path) -> None:
     assert expect.pop("complaint", "") in " ".join(decision.complaints), case["why"]
     given = {answer.rule: answer.verdict for answer in answers(view, book, NOW)}
     for rule, verdict in expect.pop("answers", {}).items():
+        assert rule in given, f"{path.name}: no rule {rule} is in RULES of lifecycle/decide.py"
         assert given[rule] == verdict, f"{rule}: {case['why']}"
     found = {name: getattr(decision, name) for name in expect}
     assert found == _values(expect), f"{case['why']}\n{decision.reason}"
