@@ -54,6 +54,7 @@ def gpu_node(plane: ControlPlane, name: str, gpus: int = 8, labels: Mapping[str,
     plane.api.patch("nodes", None, name, {"status": {"capacity": room, "allocatable": room}}, subresource="status")
 
     def is_ready(node: Object | None) -> bool:
+        plane.need("kwok")  # it panics when an API server that was paused has lost objects it knew, some time later
         return condition(node, "Ready") == "True" and node is not None and not node["spec"].get("taints")
 
     try:

@@ -285,7 +285,7 @@ def test_the_server_refuses_a_write_to_a_node_that_changed_since_it_was_read(
         try:
             read = await cluster.get(NODES, nodes[0], Node)
             assert read is not None
-            meta = {"uid": read.metadata.uid, "resourceVersion": read.metadata.resourceVersion}
+            meta = {"uid": read.metadata.uid, "resourceVersion": read.metadata.resource_version}
             await cluster.patch(NODES, nodes[0], {"metadata": {"labels": {"changed": "yes"}}}, Node)
             how, part = ("strategic", "status") if status else ("merge", "")
             with pytest.raises(ApiError) as refused:

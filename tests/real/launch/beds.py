@@ -42,6 +42,7 @@ def make_nodes(plane: ControlPlane, stem: str, count: int) -> list[str]:
     at_once(make, names)
 
     def ready() -> bool:
+        plane.need("kwok")  # see gpu_node
         found = plane.api.list("nodes", labels=f"test/bed={stem}")
         good = [one for one in found if condition(one, "Ready") == "True" and not one["spec"].get("taints")]
         return len(good) == count

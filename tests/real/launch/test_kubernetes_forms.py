@@ -55,7 +55,7 @@ def test_a_runtime_for_tensorflow_gets_its_variables_from_the_manifest(
     for one in CONTROLLERS["trainjob"]:
         plane.need(one)
     made = bed(2)
-    made.start(made.spec(form="trainjob", port=2222), framework="tensorflow")
+    made.start(made.spec(form="trainjob", port=2222, together=True), framework="tensorflow")
     made.until_all(Phase.RUNNING)
     for pod in made.pods():
         (container,) = pod["spec"]["containers"]
