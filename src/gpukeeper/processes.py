@@ -61,8 +61,9 @@ def _absolute(directories: list[str]) -> str:
 
 @asynccontextmanager
 async def running(*command: str, alone: bool = False, **options: Any) -> AsyncIterator[Process]:
-    """A program that runs no longer than the block, with all that it has started: it gets a process group. `alone`: it
-    stays in ours, and only itself is ended. `options`: of asyncio.create_subprocess_exec.
+    """A program that runs no longer than the block. It gets a process group: if it still runs at the end of the block,
+    all that it has started is killed with it (if it has ended, another program may have its number, and nothing is).
+    `alone`: it stays in our group, and only itself is killed. `options`: of asyncio.create_subprocess_exec.
     """
     start = asyncio.create_subprocess_exec(*command, start_new_session=not alone, **options)
     starting = asyncio.create_task(start)
@@ -80,11 +81,11 @@ async def running(*command: str, alone: bool = False, **options: Any) -> AsyncIt
 
 async def _end(child: Process, alone: bool) -> None:
     if child.returncode is None:
-        with suppress(ProcessLookupError):
-            if alone:
+        if alone:
+            with suppress(ProcessLookupError):
                 child.kill()
-            else:
-                os.killpg(child.pid, signal.SIGKILL)
+        else:
+            kill_group(child)
         await child.wait()
 
 

@@ -22,6 +22,19 @@ def test_relative_links_resolve() -> None:
     refuse(broken, "no such file or heading: correct the link")
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    named = re.compile(r"docs/[a-z]+(?:-[a-z]+)*/[a-z0-9-]+\.md")
+    files = (path for folder in ("src", "tests") for path in sorted((ROOT / folder).rglob("*.py")))
+    broken = (
+        (path, number, page)
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for page in named.findall(line)
+        if not (ROOT / page).is_file()
+    )
+    refuse(broken, "no such page: name the one that has its text now")
+
+
 def test_every_page_is_linked_from_the_index() -> None:
     linked = _linked(INDEX)
     pages = [sorted((DOCS / name).glob("*.md")) for name in ("how-to", "tutorial", "reference", "explanation")]

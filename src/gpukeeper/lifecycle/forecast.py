@@ -179,10 +179,14 @@ def _failing_on(seen: Crashes, measured: Measure) -> Measure:
 def _unless_idle(view: View, book: Rulebook, decision: Decision, at: datetime) -> str:
     """What the idle rule may stop as soon as something unknown becomes known (its use, its holds, its keep-alive file)
     is not said to run until another rule is due."""
-    if decision.verdict is not Verdict.UNKNOWN or view.subject.state not in LIVE:
+    settings = book.settings(view.subject)
+    if (
+        decision.verdict is not Verdict.UNKNOWN
+        or view.subject.state not in LIVE
+        or not idle.can_stop(view.subject, settings)
+    ):
         return ""
-    silent = idle.evaluate(view, book.settings(view.subject), at).verdict is Verdict.SILENT
-    return "" if silent else NOT_IDLE_BEFORE
+    return "" if idle.evaluate(view, settings, at).verdict is Verdict.SILENT else NOT_IDLE_BEFORE
 
 
 def _unreached(view: View, book: Rulebook) -> bool:

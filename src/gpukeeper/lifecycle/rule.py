@@ -25,7 +25,7 @@ class Turn(IntEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """See docs/how-to/add-a-rule.md. The order of rules, which is their precedence, is in decide.py."""
+    """See docs/how-to/extend.md. The order of rules, which is their precedence, is in decide.py."""
 
     name: str
     summary: str  # a sentence for the reference

@@ -126,13 +126,14 @@ def test_what_is_kept_by_something_unknown_runs_until_another_rule_only_if_it_is
     marks = msgspec.structs.replace(view.subject.marks, keep_alive=Unknown("hidden"))
     view = msgspec.structs.replace(view, subject=msgspec.structs.replace(view.subject, marks=marks))
 
-    def conditions(idle: timedelta | None) -> set[tuple[str, str]]:
-        limits = ClassSettings(**LIMITS | {"idle": idle})
+    def conditions(**changes: Any) -> set[tuple[str, str]]:
+        limits = ClassSettings(**LIMITS | changes)
         book = Rulebook(msgspec.structs.replace(POLICY, classes={"managed": limits}))
         return {(one.rule, one.provided) for one in ahead(view, book, NOW, tuple(Action), at_any_time)}
 
     assert conditions(idle=10 * MINUTE) == {("max_runtime", NOT_IDLE_BEFORE)}
     assert conditions(idle=None) == {("max_runtime", "")}
+    assert conditions(on_idle=OnLimit.REPORT) == {("max_runtime", "")}, "idle work is only reported"
 
 
 def test_where_no_warning_was_delivered_the_stop_depends_on_it() -> None:

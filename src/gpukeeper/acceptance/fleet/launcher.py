@@ -58,7 +58,7 @@ def flags(spec: RunSpec) -> str:
 
 
 def command(spec: RunSpec) -> tuple[str, ...]:
-    """What each node runs. A run over all nodes says so whoever described it: without it each is tested alone."""
+    """What each node runs. A run over all nodes always passes --together; without it each node is tested alone."""
     together = ("--together",) if spec.together and "--together" not in spec.arguments else ()
     return ("gpukeeper", "accept", "--report-to-log", spec.run, *together, *spec.arguments)
 

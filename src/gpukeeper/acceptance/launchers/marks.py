@@ -48,6 +48,9 @@ async def nodes_of(api: Api) -> Sequence[Node]:
     if not found.complete or found.problems:
         why = found.problems[0] if found.problems else "the list of nodes is not complete"
         raise PlatformError(f"{api.place}: {why}. Nothing more was marked")
+    if not all(one.metadata.name and one.metadata.uid and one.metadata.resource_version for one in found.items):
+        why = "the list has a node without a name, uid or resourceVersion"
+        raise PlatformError(f"{api.place}: {why}. Nothing more was marked")
     return found.items
 
 

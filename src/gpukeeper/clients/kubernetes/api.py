@@ -100,7 +100,10 @@ class Api:
         how: PatchType = "merge",
         subresource: str = "",
     ) -> T:
-        """With `metadata.uid` and `metadata.resourceVersion` in a merge patch the server refuses if it has changed."""
+        """With `metadata.uid` and `metadata.resourceVersion` in a merge patch the server refuses if it has changed.
+        Empty ones would be no condition, and are refused here."""
+        if isinstance(patch, Mapping):
+            _conditional(patch.get("metadata", {}), resource, name)
         await self.open()
         path = resource.path(namespace, name, subresource)
         return _decoded(await self.cluster.patch(path, patch, how), type_, path)
@@ -117,6 +120,7 @@ class Api:
     ) -> bool:
         """Exactly the object with this uid (and resourceVersion, if one is given), and in the background what it owns.
         False: it does not exist any more, or the name belongs to another one."""
+        _conditional({"uid": uid}, resource, name)
         await self.open()
         options = delete_options({"uid": uid} | ({"resourceVersion": version} if version else {}), "Background")
         if grace is not None:
@@ -166,6 +170,14 @@ class Api:
             return await self._served.serves(resource)
         except PlatformError as error:
             return Unknown(f"whether the cluster has {resource.words} is unknown: {error}")
+
+
+def _conditional(metadata: Mapping[str, Any], resource: Resource, name: str) -> None:
+    """The API server always says which object it has read. A proxy or a hostile server may leave it out."""
+    missing = [field for field in ("uid", "resourceVersion") if field in metadata and not metadata[field]]
+    if missing:
+        words = f"the cluster's answer about {resource.kind} {name} has no {' and no '.join(missing)}"
+        raise PlatformError(f"{words}, so it cannot be changed safely; nothing was changed")
 
 
 def delete_options(conditions: Mapping[str, str], propagation: str) -> dict[str, Any]:

@@ -137,6 +137,14 @@ def may_be_idle(subject: Subject, book: Rulebook) -> bool:
     return isinstance(limits, Unknown) or limits.idle is not None or is_large(subject)
 
 
+def can_stop(subject: Subject, settings: Settings) -> bool:
+    """Its class has an idle time for it, and does not only report idle work."""
+    limits = settings.limits
+    if isinstance(limits, Unknown) or limits.on_idle is OnLimit.REPORT:
+        return False
+    return limits.idle is not None or (limits.idle_when_large is not None and is_large(subject))
+
+
 def in_use(view: View, settings: Settings, now: datetime) -> bool:
     """Whether it is measured to be in use now. Not measured is not in use, nor idle."""
     limits, devices = settings.limits, view.subject.devices

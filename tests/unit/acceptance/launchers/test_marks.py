@@ -503,3 +503,12 @@ def test_a_node_whose_readiness_is_unknown_counts_as_out() -> None:
     api = Nodes(1)
     api.node("n0")["status"]["conditions"] = []
     assert api.out() == {"n0"}
+
+
+@pytest.mark.parametrize("field", ["name", "uid", "resourceVersion"])
+def test_nodes_that_cannot_be_told_apart_or_written_conditionally_are_not_marked(field: str) -> None:
+    """Nodes without a name count as one, and an empty resourceVersion is no condition."""
+    api = Nodes(2)
+    api.node("n1")["metadata"][field] = ""
+    with pytest.raises(PlatformError, match="a node without a name, uid or resourceVersion"):
+        asyncio.run(planned(api, replan(results_of({1}, 2)), TAINTING))

@@ -49,6 +49,22 @@ def test_only_the_object_that_was_read_is_deleted(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("missing", ["uid", "resourceVersion"])
+def test_without_what_was_read_nothing_is_written(tmp_path: Path, missing: str) -> None:
+    """An empty resourceVersion in a patch is no condition at all for the server."""
+    api = ScriptedApi()
+    read = {"uid": "u1", "resourceVersion": "7", missing: ""}
+
+    async def story(cluster: Cluster) -> None:
+        with pytest.raises(PlatformError, match=f"about Node a has no {missing}.*nothing was changed"):
+            await Api(cluster).patch(NODES, "a", {"metadata": {**read, "labels": {"a": "b"}}}, Node)
+        with pytest.raises(PlatformError, match="about Job a has no uid"):
+            await Api(cluster).delete(JOBS, "a", "", namespace="lab")
+
+    ask(api, story, tmp_path)
+    assert api.asked == []
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
