@@ -70,20 +70,23 @@ def test_a_state_directory_that_cannot_be_written_does_not_prevent_the_test(flee
     assert "This run is not compared with earlier ones" in ran.err
 
 
-def test_variables_of_a_job_on_several_nodes_do_not_prevent_it(fleet: Fleet) -> None:
-    ran = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", WORLD_SIZE="4", RANK="1", PET_NNODES="2")
-    assert len(sent(ran.out).tallies) == 2
-
-
-def test_one_node_of_a_run_over_several_is_not_tested_alone_in_silence(fleet: Fleet) -> None:
-    """The manifests set the variables of a group and not --together: each node passed without a byte on the network."""
-    group = {"GPUKEEPER_GROUP_SIZE": "2", "GPUKEEPER_GROUP_INDEX": "0", "MASTER_ADDR": "gpu-1"}
-    ran = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", **group)
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"GPUKEEPER_GROUP_SIZE": "2", "GPUKEEPER_GROUP_INDEX": "0", "MASTER_ADDR": "gpu-1"},
+        {"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "gpu-1"},
+        {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "gpu-1"},
+    ],
+)
+def test_one_node_of_a_run_over_several_is_not_tested_alone_in_silence(fleet: Fleet, variables: dict[str, str]) -> None:
+    """A manifest set the variables of a group and not --together: each node passed without a byte on the network."""
+    ran = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", **variables)
     assert ran.code == 2
-    assert "this is one of 2 nodes of one run, and --together is missing" in ran.err
-    assert sent(ran.out).verdict is Grade.INCONCLUSIVE
-    alone = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", WORLD_SIZE="4", RANK="1")
-    assert "this node is tested alone (without --together)" in alone.err
+    assert "--together is missing, so only this node would be tested" in ran.err
+    report = sent(ran.out)
+    assert (report.verdict, len(report.tallies)) == (Grade.INCONCLUSIVE, 0)
+    alone = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", **variables | {"GPUKEEPER_GROUP_SIZE": "1"})
+    assert len(sent(alone.out).tallies) == 2
 
 
 def test_started_again_it_prints_the_report_that_it_has(fleet: Fleet, tmp_path: Path) -> None:

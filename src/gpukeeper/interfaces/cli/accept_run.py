@@ -27,7 +27,7 @@ from gpukeeper import __version__
 from gpukeeper.acceptance.bench.probing import ProbeLauncher
 from gpukeeper.acceptance.check import ALWAYS, RunRequest
 from gpukeeper.acceptance.fleet import group_jobs
-from gpukeeper.acceptance.fleet.collect import encode_frames, termination_message, without_result
+from gpukeeper.acceptance.fleet.collect import encode_frames, nccl_lines, termination_message, without_result
 from gpukeeper.acceptance.fleet.group_jobs import Member, RankDevice
 from gpukeeper.acceptance.fleet.group_judge import Limits
 from gpukeeper.acceptance.fleet.launcher import RUN_ID
@@ -157,7 +157,7 @@ def run(options: RunOptions) -> int:
 def prepare(options: RunOptions, environ: Mapping[str, str]) -> PreparedRun:
     refuse_summary(options.report_name)
     run = options.report_to_log or ""
-    environment = read_variables(environ, of_many=bool(run) or options.together, together=options.together)
+    environment = read_variables(environ, together=options.together)
     options = environment.below(options)
     rows = read_rows(options.reference) if options.reference is not None else ()
     if not options.together:
@@ -446,6 +446,8 @@ def _tested(options: RunOptions, run: str, node: str, environ: Mapping[str, str]
                 folder, problems = written(options, report, logs, folder_name(run, node))
             problems += recorded(ledger, report, folder)
         with acceptance.reader_may_leave():
+            for line in nccl_lines(logs):
+                typer.echo(line)
             print_result(options, report, folder, printer)
         for problem in problems:
             print_message(problem)

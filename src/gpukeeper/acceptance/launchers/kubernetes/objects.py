@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.launcher import RunSpec, Target, command
+from gpukeeper.acceptance.fleet.launcher import ALONE, RunSpec, Target, command
 from gpukeeper.clients.kubernetes.discovery import SERVICES, Resource
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
@@ -416,6 +416,7 @@ def _container(
 def _environment(plan: Plan, node: str, group: Sequence[dict[str, Any]], stays: bool) -> list[dict[str, Any]]:
     own = {"GPUKEEPER_TERMINATION_LOG": TERMINATION_LOG}
     own |= {"GPUKEEPER_STAY": "1", "REPORT_DIR": REPORTS} if stays else {}
+    own |= {} if plan.spec.together else ALONE
     given = {key: text for key, text in plan.spec.environment.items() if key not in own}
     where = {"name": "GPUKEEPER_NODE", "value": node} if node else {"name": "GPUKEEPER_NODE", "valueFrom": POD_NODE}
     return [where, *({"name": key, "value": text} for key, text in (own | given).items()), *group]
