@@ -452,7 +452,7 @@ def _environment(plan: Plan, node: str, group: Sequence[dict[str, Any]], stays: 
 
 # A ConfigMap has at most 1 MiB, so the program is cut into parts; `make program` writes them. The first word of the
 # command of a node, `gpukeeper`, becomes $0.
-PROGRAM, PROGRAM_PARTS = "/gpukeeper", 4
+PROGRAM, PROGRAM_PARTS = "/gpukeeper", 9
 UNPACKED = (
     "sh",
     "-c",
