@@ -40,7 +40,7 @@ def _made() -> str:
     try:
         return tempfile.mkdtemp(prefix="gpukeeper-")
     except FileNotFoundError:  # a read-only root
-        return tempfile.mkdtemp(prefix="gpukeeper-", dir="/dev/shm")  # noqa: S108
+        return tempfile.mkdtemp(prefix="gpukeeper-", dir="/dev/shm")
 
 
 def _run(paths: list[str]) -> None:
