@@ -43,9 +43,7 @@ def test_a_container_of_a_plain_image_gives_a_verdict(engine: DockerEngine, prog
     words = "accept --json --device cpu --check environment,exact"
     made = engine.run(
         "accept",
-        "sh",
-        "-c",
-        f"python3 /gpukeeper.pyz {words}; echo code=$?; ls -d /tmp/gpukeeper-*",
+        cmd=("sh", "-c", f"python3 /gpukeeper.pyz {words}; echo code=$?; ls -d /tmp/gpukeeper-*"),
         image=BASE,
         binds=[f"{image.torch_packages()}:{image.SITE}:ro", f"{program}:/gpukeeper.pyz:ro"],
         env={"OMP_NUM_THREADS": "1"},
@@ -63,7 +61,7 @@ def test_a_container_of_a_plain_image_gives_a_verdict(engine: DockerEngine, prog
 
 def test_the_machine_gets_its_first_plan(engine: DockerEngine, program: Path, tmp_path: Path) -> None:
     """Also shows that it needs nothing of this environment: -I, and no variable of ours."""
-    engine.run("idle", "sleep", "300", image=BASE, network="none")
+    engine.run("idle", cmd=("sleep", "300"), image=BASE, network="none")
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DOCKER_HOST": f"unix://{engine.socket}"}
     environ["GPUKEEPER_STATE"] = str(tmp_path)
     done = subprocess.run(

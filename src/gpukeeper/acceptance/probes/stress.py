@@ -100,9 +100,9 @@ class _Plan:
 def _plan(params: dict[str, Any], share: float, seconds: float) -> _Plan:
     """How the next window goes; `share`: how much of the time has passed."""
     inject = params.get("inject") or {}
-    length = max(float(params.get("window_s", 1.0)), seconds / WINDOWS_MAX)
+    length, of_run = max(float(params.get("window_s", 1.0)), seconds / WINDOWS_MAX), seconds / RUNS
     return _Plan(
-        seconds=min(length, seconds / RUNS),
+        seconds=of_run / max(1, int(of_run / length)),
         every=max(1, int(params.get("verify_every", 8))),
         slow=float(inject.get("slow", 0.0)) * share,
         flip=bool(inject.get("flip")),

@@ -108,7 +108,12 @@ def _forwarded(options: RunOptions) -> tuple[str, ...]:
     switches = {"--quick": options.quick, "--full": options.full, "--strict": options.strict}
     switches |= {"--verbose": options.verbose, "--together": options.together}
     words = [flag for flag, given in switches.items() if given]
-    single = {"--within": options.within, "--expect": options.expect, "--ranks": options.ranks}
+    single = {
+        "--within": options.within,
+        "--check-timeout": options.check_timeout,
+        "--expect": options.expect,
+        "--ranks": options.ranks,
+    }
     single |= {"--python": options.python, "--device": options.device if options.device != "cuda" else None}
     for flag, value in single.items():
         words += [] if value is None else [flag, str(value)]

@@ -46,6 +46,14 @@ class RunOptions:
             "--within", metavar="DURATION", help="Time limit: run as many checks as fit into 5m, 30m, 4h, 24h, …"
         ),
     ] = None
+    check_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--check-timeout",
+            metavar="DURATION",
+            help="Deadline of each check, for example 300s. Default: its own, see `gpukeeper check show`.",
+        ),
+    ] = None
     gpus: Annotated[
         list[str] | None,
         typer.Option("--gpus", metavar="GPU,…", help="Only these GPUs: index, UUID or serial number. Default: all."),
@@ -361,6 +369,7 @@ def run_request(options: RunOptions, checks: Sequence[Check]) -> RunRequest:
     if expected is not None and not 1 <= expected <= MOST_GPUS:
         problems.append(f"--expect {expected} is not a valid number of GPUs (1 to {MOST_GPUS}).")
     params = _params(options.set_ or (), checks, problems)
+    timeout_s = _check_timeout(options.check_timeout, problems)
     if problems:
         raise UsageError("\n".join([*problems, NOTHING]))
     wish = RunRequest(
@@ -368,6 +377,7 @@ def run_request(options: RunOptions, checks: Sequence[Check]) -> RunRequest:
         expected=expected,
         gpus=tuple(_words(options.gpus)),
         within_s=within_s,
+        check_timeout_s=timeout_s,
         profile=profile,
         only=tuple(only),
         skip=tuple(skip),
@@ -412,6 +422,19 @@ def _length(options: RunOptions, problems: list[str]) -> tuple[str, float]:
     if seconds < SHORTEST_S:
         problems.append(f"--within {words} is too short for any check. Use {SHORTEST_S:.0f}s or more.")
     return words, seconds
+
+
+def _check_timeout(words: str | None, problems: list[str]) -> float | None:
+    if words is None:
+        return None
+    try:
+        seconds = read_span(words).total_seconds()
+    except ValueError as problem:
+        problems.append(f"--check-timeout: {problem}")
+        return None
+    if seconds < 1:
+        problems.append(f"--check-timeout {words} is too short for any check. Use for example 300s.")
+    return seconds
 
 
 def _device(options: RunOptions, problems: list[str]) -> None:
