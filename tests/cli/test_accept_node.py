@@ -5,6 +5,7 @@ C4.1, C17.2
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from gpukeeper.acceptance.fleet.collect import FRAME_MARK, decode_frames, read_message
 from gpukeeper.acceptance.record import Report
+from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.formats import read_report
 from gpukeeper.model.gpu import Grade
 from tests.cli.fleet import Fleet
@@ -87,6 +89,16 @@ def test_one_node_of_a_run_over_several_is_not_tested_alone_in_silence(fleet: Fl
     assert (report.verdict, len(report.tallies)) == (Grade.INCONCLUSIVE, 0)
     alone = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", **variables | {"GPUKEEPER_GROUP_SIZE": "1"})
     assert len(sent(alone.out).tallies) == 2
+
+
+def test_what_older_kits_wrote_can_be_made_from_what_is_sent(fleet: Fleet) -> None:
+    """C4.1: `--legacy` of a launched run: with the replies of the probes, which are left out otherwise."""
+    words = ("--check", "collectives,ddp", "--ranks", "2")
+    plain, whole = (
+        sent(fleet.run(*SMALL[:-2], *words, *more, GPUKEEPER_NODE="gpu-1").out) for more in ((), ("--legacy",))
+    )
+    assert "ddp_tests_result.json" not in legacy.files(plain)
+    assert json.loads(legacy.files(whole)["ddp_tests_result.json"])["world"] == 2
 
 
 def test_started_again_it_prints_the_report_that_it_has(fleet: Fleet, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def _spec(options: RunOptions, wanted: LaunchOptions) -> RunSpec:
 def _forwarded(options: RunOptions) -> tuple[str, ...]:
     """The words of the same run on one node."""
     switches = {"--quick": options.quick, "--full": options.full, "--strict": options.strict}
-    switches |= {"--verbose": options.verbose, "--together": options.together}
+    switches |= {"--verbose": options.verbose, "--together": options.together, "--legacy": options.legacy}
     words = [flag for flag, given in switches.items() if given]
     single = {
         "--within": options.within,

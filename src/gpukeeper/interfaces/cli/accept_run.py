@@ -398,7 +398,7 @@ def run_on_node(options: RunOptions, run: str) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before and after the checks it ends with a report
     report, code = _earlier(options, run, node, environ) or _tested(options, run, node, environ)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    _send(report, environ)
+    _send(report, environ, with_records=options.legacy)
     if environ.get("GPUKEEPER_STAY") == "1" and not report.interrupted:
         _stay()
     return code
@@ -496,9 +496,9 @@ def _ledger() -> Iterator[SqliteLedger]:
             ledger.close()
 
 
-def _send(report: Report, environ: Mapping[str, str]) -> None:
+def _send(report: Report, environ: Mapping[str, str], *, with_records: bool) -> None:
     """The lines begin on a line of their own. The message comes last: it also says that all lines are printed."""
-    text = report_json(report)
+    text = report_json(report, with_records=with_records)
     with acceptance.reader_may_leave():
         typer.echo("")
         for line in encode_frames(text, report.run, report.node):
