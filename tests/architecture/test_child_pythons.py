@@ -24,7 +24,7 @@ OTHER_PYTHONS = {"src/gpukeeper/acceptance/bench/probing.py"}
 # Where the Python that runs us is named, or a program beside it is started: one with a first line of its own.
 ONLY_NAMED = {
     *("src/gpukeeper/acceptance/bench/probing.py", "src/gpukeeper/interfaces/cli/setup.py"),
-    *("src/gpukeeper/wiring/workers.py", "src/gpukeeper/rollout/programs/ray_pass.py"),
+    *("src/gpukeeper/wiring/workers.py", "src/gpukeeper/rollout/ray_pass_program.py"),
     *("src/gpukeeper/acceptance/launchers/programs/ray_driver.py", "deploy/sbom/write.py"),
 }
 # multiprocessing starts its children with -c; posix_spawn starts any program, and shells read text.

@@ -41,7 +41,8 @@ READERS = {"src/gpukeeper/model/reading.py"}
 # Programs of ours that import nothing.
 OWN_FOLDERS = (
     "src/gpukeeper/acceptance/launchers/programs/",
-    "src/gpukeeper/rollout/programs/",
+    "src/gpukeeper/rollout/ray_pass_program.py",
+    "src/gpukeeper/rollout/server_program.py",
     "src/gpukeeper/clients/ray.py",
     "src/gpukeeper/acceptance/probes/",
     "src/gpukeeper/platforms/simulated/",

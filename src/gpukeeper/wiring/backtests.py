@@ -24,7 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from gpukeeper import __version__
-from gpukeeper.config.digest import digest_of
+from gpukeeper.config.sections import digest_of
 from gpukeeper.engine.schedule import opening
 from gpukeeper.ledger.files import why_untrusted
 from gpukeeper.lifecycle.backtest.outcome import NOTHING_LIMITED, JudgedRun, Judging, Limited, Usage, judge

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpukeeper.config.digest import deciding_digest
 from gpukeeper.config.load import Loaded, load_text
+from gpukeeper.config.sections import deciding_digest
 from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.ledger.meta import BacktestRecord, record_backtest
 from gpukeeper.lifecycle.backtest.outcome import Judging

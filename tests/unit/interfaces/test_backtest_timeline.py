@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.interfaces.terminal.backtest_page import COLUMNS, highest
+from gpukeeper.interfaces.terminal.backtest import COLUMNS, highest
 from tests.unit.lifecycle.backtest.traces import GAP, MINUTE, T0, run
 
 

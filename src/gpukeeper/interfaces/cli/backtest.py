@@ -12,13 +12,22 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gpukeeper.config.digest import deciding_digest
 from gpukeeper.config.load import Loaded, load_policy
+from gpukeeper.config.sections import deciding_digest
 from gpukeeper.config.units import read_percent, read_span
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.backtest import SHOWN, Table, facts, stamp, stops, tables, worst_first
-from gpukeeper.interfaces.terminal.backtest_page import backtest_page, timeline_page
+from gpukeeper.interfaces.terminal.backtest import (
+    SHOWN,
+    Table,
+    backtest_page,
+    facts,
+    stamp,
+    stops,
+    tables,
+    timeline_page,
+    worst_first,
+)
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import span
 from gpukeeper.ledger.files import ledger_path

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpukeeper.config.digest import deciding_digest
-from gpukeeper.config.sentence import sentence as in_words
+from gpukeeper.config.sections import deciding_digest
+from gpukeeper.config.show import sentence as in_words
 from gpukeeper.interfaces.cli.main import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import show as shown
@@ -127,7 +127,7 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a policy file, for editors."""
-    from gpukeeper.config.schema import json_schema
+    from gpukeeper.config.sections import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
