@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpukeeper import markup
 from gpukeeper.interfaces.terminal.usage import UNMEASURED, text_table, usage_document
-from gpukeeper.lifecycle.backtest.outcome import Afterwards
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay_outcome import Afterwards
 from gpukeeper.markup import Markup, element, section
 from gpukeeper.model.decision import Action
 from gpukeeper.model.series import RecordedRun, Signal, TraceTime
@@ -21,7 +21,7 @@ from gpukeeper.model.words import in_words
 from gpukeeper.views.backtest import BacktestReport, GroupRow, Interval, LimitFacts, StopRow, Tally, VariantRow
 
 if TYPE_CHECKING:
-    from gpukeeper.wiring.backtests import Evaluation
+    from gpukeeper.backtest.comparison import Evaluation
 
 SHOWN = 20  # stops in the terminal; the page and --json have all
 _HEAD = ("stops", "regretted", "unused", "open", "GPU-hours won", "after last use", "restarts cost")
