@@ -25,7 +25,7 @@ OTHER_PYTHONS = {"src/gpukeeper/acceptance/bench/probing.py"}
 ONLY_NAMED = {
     *("src/gpukeeper/acceptance/bench/probing.py", "src/gpukeeper/interfaces/cli/setup.py"),
     *("src/gpukeeper/backtest/workers.py", "src/gpukeeper/rollout/ray_pass_program.py"),
-    *("src/gpukeeper/acceptance/launchers/programs/ray_driver.py", "deploy/sbom/write.py"),
+    *("src/gpukeeper/acceptance/launchers/ray_driver_program.py", "deploy/sbom/write.py"),
 }
 # multiprocessing starts its children with -c; posix_spawn starts any program, and shells read text.
 STARTERS = re.compile(
