@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.fleet.collect import Collected, run_report
-from gpukeeper.clients.kubernetes.discovery import PODS
+from gpukeeper.clients.kubernetes.api import PODS
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.kubernetes.clusters import add_node, cluster, launcher, run, spec
