@@ -6,7 +6,6 @@ C1.6, C16.4
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,20 +54,3 @@ def test_a_container_of_a_plain_image_gives_a_verdict(engine: DockerEngine, prog
     found, _ = json.JSONDecoder().raw_decode(said[said.index("{\n") :])
     assert ("exact", "PASS") in {(one["check"], one["verdict"]) for one in found["findings"]}
     assert "left=0" in said, "it deletes what it unpacks"
-
-
-def test_the_machine_gets_its_first_plan(engine: DockerEngine, program: Path, tmp_path: Path) -> None:
-    """Also shows that it needs nothing of this environment: -I, and no variable of ours."""
-    engine.run("idle", cmd=("sleep", "300"), image=BASE, network="none")
-    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DOCKER_HOST": f"unix://{engine.socket}"}
-    environ["GPUKEEPER_STATE"] = str(tmp_path)
-    done = subprocess.run(
-        ["/usr/bin/python3", str(program), "plan", "--verbose"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "idle" in done.stdout

@@ -38,7 +38,7 @@ FEW = ("--set", "group.growing=false", "--set", "group.search=false")
 def kubelets(the_plane: ControlPlane) -> list[RealNode]:
     require("kubelet", has_kubelet())
     require("image", has_image())
-    return start_kubelets(the_plane, 4)
+    return start_kubelets(the_plane, 3)
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,9 @@ def test_a_job_on_each_of_two_nodes_reports_to_any_machine(shell: Shell, kubelet
     assert shell.left() == []
 
 
-def test_four_pods_with_an_index_are_one_run(shell: Shell, kubelets: list[RealNode]) -> None:
-    """They meet by the name of the first one, which is that of a pod of a headless Service. The files of older kits
-    come back: of all nodes from the one with rank 0."""
-    found = document(shell.launch("indexed-job", kubelets, "--together", "--legacy", *FEW))
-    is_one_run(reports(found), 4)
-    nodes = Path(found["report_folder"]) / "nodes"
-    assert {one.parent.name for one in nodes.glob("*/summary.json")} == {one.name for one in kubelets}
-    (result,) = [json.loads(one.read_text()) for one in nodes.glob("*/ddp_tests_result.json")]
-    assert (result["world"], result["ok"]) == (4, True)
+def test_three_pods_with_an_index_are_one_run(shell: Shell, kubelets: list[RealNode]) -> None:
+    """They meet by the name of the first one, which is that of a pod of a headless Service."""
+    is_one_run(reports(document(shell.launch("indexed-job", kubelets, "--together", *FEW))), 3)
     assert shell.left() == []
 
 
