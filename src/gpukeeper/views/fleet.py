@@ -13,11 +13,21 @@ import msgspec
 from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.view import FleetSnapshot, UnseenAt
 from gpukeeper.lifecycle.activity import Waste, wasted
-from gpukeeper.lifecycle.claims import ClaimState, Contradiction, GpuClaim, claims, contradictions
+from gpukeeper.lifecycle.claims import (
+    ClaimState,
+    Contradiction,
+    GpuClaim,
+    Inventory,
+    MayUse,
+    claims,
+    contradictions,
+    may_use,
+)
 from gpukeeper.lifecycle.forecast import NextActions, act_of, coming_in_words, next_actions
 from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.lifecycle.warnings import without_steps
 from gpukeeper.model.decision import Unseen
+from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Subject
 
 EVERYTHING = "everything"  # what a place that could not be listed at all reports as unseen
@@ -108,6 +118,17 @@ class GpusView(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[UnseenAt, ...]
 
 
+class MayUseView(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a GPU may be given to a user now. `device`: its uuid; `name`: its path."""
+
+    at: datetime
+    device: str
+    name: str
+    user: str
+    answer: MayUse
+    reason: str
+
+
 class WasteView(msgspec.Struct, frozen=True, kw_only=True):
     """The longest unused first."""
 
@@ -147,6 +168,24 @@ def one_row_each(gpus: Sequence[GpuClaim]) -> list[tuple[GpuClaim, tuple[str, ..
             others.add(device)
             rows.append((one, tuple(beside[device][1:])))
     return rows
+
+
+def may_use_view(found: FleetSnapshot, book: Rulebook, words: str, user: str, now: datetime) -> MayUseView:
+    """`words`: a uuid or a unique beginning of it, an index, or gpu-0 as `observe` prints it."""
+    inventory = Inventory([view.subject for view in found.views])
+    devices = list(inventory.devices.values())
+    name = words.rpartition("/")[2].lower()
+    fitting = [one for one in devices if one.ref.uid == words or one.ref.name in (name, f"gpu-{name}")]
+    fitting = fitting or [one for one in devices if one.ref.uid.lower().startswith(words.lower())]
+    if len(fitting) != 1:
+        known = ", ".join(one.ref.path for one in fitting or devices) or "none; is host in the scope of the policy?"
+        what = f"fits {len(fitting)} GPUs" if fitting else "fits no GPU"
+        raise UsageError(f'"{words}" {what} ({known}). Nothing is known about it, so do not hand it out.')
+    (device,) = fitting
+    held = claims(found.views, book, now, recorded=found.recorded, offers=found.offers)
+    unread = [f"{one.what} of {one.platform}/{one.place}" for one in found.unseen]
+    answer, reason = may_use(device, user, held, inventory, unread)
+    return MayUseView(at=now, device=device.ref.uid, name=device.ref.path, user=user, answer=answer, reason=reason)
 
 
 def waste_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> WasteView:
