@@ -108,22 +108,26 @@ class MayUse(StrEnum):
 
 
 def may_use(
-    device: Subject, user: str, found: Sequence[GpuClaim], inventory: Inventory, unread: Sequence[str] = ()
+    place: str,
+    uid: str,
+    user: str,
+    found: Sequence[GpuClaim],
+    inventory: Inventory,
+    unread: Sequence[str] = (),
 ) -> tuple[MayUse, str]:
     """Whether this device may be given to that user now, and why. `found`: every claim; `unread`: what could not be
     read, which may be a holder. For allocators: it is as of now, and reserves nothing."""
-    place, uid = device.ref.place, device.ref.uid
+    device = inventory.devices.get((place, uid))
     if (place, uid) in inventory.cut:
         return MayUse.NO, "it is divided into slices; name one of them"
     near = inventory.overlapping(place, uid)
     claimed = [one for one in found if one.place == place and one.device in (*near, "")]
     answers = [_may_use(one, user) for one in claimed]
     answers += [(MayUse.UNKNOWN, f"{words} could not be read") for words in unread]
-    if any(one.how is ClaimState.KEPT for one in claimed) and device.busy is not None:  # nobody asked who else has it
-        held = isinstance(device.busy, str)
-        answers.append((MayUse.NO if held else MayUse.UNKNOWN, f"held: {device.busy}"))
-    if not answers:
-        answers = [(MayUse.UNKNOWN, "nothing is known about its use")]
+    if device is None:  # then only workloads are known, and no other holder
+        answers.append((MayUse.UNKNOWN, "it is in no inventory; is host in the scope of the policy?"))
+    elif any(one.how is ClaimState.KEPT for one in claimed) and device.busy is not None:
+        answers.append((MayUse.NO if isinstance(device.busy, str) else MayUse.UNKNOWN, f"held: {device.busy}"))
     return max(answers, key=lambda one: _WORST.index(one[0]))
 
 

@@ -173,19 +173,21 @@ def one_row_each(gpus: Sequence[GpuClaim]) -> list[tuple[GpuClaim, tuple[str, ..
 def may_use_view(found: FleetSnapshot, book: Rulebook, words: str, user: str, now: datetime) -> MayUseView:
     """`words`: a uuid or a unique beginning of it, an index, or gpu-0 as `observe` prints it."""
     inventory = Inventory([view.subject for view in found.views])
-    devices = list(inventory.devices.values())
-    name = words.rpartition("/")[2].lower()
-    fitting = [one for one in devices if one.ref.uid == words or one.ref.name in (name, f"gpu-{name}")]
-    fitting = fitting or [one for one in devices if one.ref.uid.lower().startswith(words.lower())]
-    if len(fitting) != 1:
-        known = ", ".join(one.ref.path for one in fitting or devices) or "none; is host in the scope of the policy?"
-        what = f"fits {len(fitting)} GPUs" if fitting else "fits no GPU"
-        raise UsageError(f'"{words}" {what} ({known}). Nothing is known about it, so do not hand it out.')
-    (device,) = fitting
     held = claims(found.views, book, now, recorded=found.recorded, offers=found.offers)
+    # Without an inventory only the devices are known that workloads have.
+    known = {(one.place, one.device): one.device for one in held if one.device}
+    known |= {key: one.ref.name for key, one in inventory.devices.items()}
+    name = words.rpartition("/")[2].lower()
+    fitting = [key for key, called in known.items() if key[1] == words or called in (name, f"gpu-{name}")]
+    fitting = fitting or [key for key in known if key[1].lower().startswith(words.lower())]
+    if len(fitting) != 1:
+        every = ", ".join(inventory.name(*key) for key in fitting or known) or "none is known"
+        what = f"fits {len(fitting)} GPUs" if fitting else "fits no GPU"
+        raise UsageError(f'"{words}" {what}: {every}. Nothing is known about it, so do not hand it out.')
+    place, uid = fitting[0]
     unread = [f"{one.what} of {one.platform}/{one.place}" for one in found.unseen]
-    answer, reason = may_use(device, user, held, inventory, unread)
-    return MayUseView(at=now, device=device.ref.uid, name=device.ref.path, user=user, answer=answer, reason=reason)
+    answer, reason = may_use(place, uid, user, held, inventory, unread)
+    return MayUseView(at=now, device=uid, name=inventory.name(place, uid), user=user, answer=answer, reason=reason)
 
 
 def waste_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> WasteView:

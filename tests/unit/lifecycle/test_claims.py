@@ -482,8 +482,7 @@ def kept(owner: str | Unknown | None = "ann") -> View:
 
 def asked(*views: View, whole: int = 0, user: str = "ann", unread: tuple[str, ...] = (), **recorded: Memory) -> MayUse:
     inventory = Inventory([view.subject for view in views])
-    one = inventory.devices["node-3", f"GPU-{whole}"]
-    return may_use(one, user, claims(views, BOOK, NOW, recorded=recorded), inventory, unread)[0]
+    return may_use("node-3", f"GPU-{whole}", user, claims(views, BOOK, NOW, recorded=recorded), inventory, unread)[0]
 
 
 def test_a_gpu_may_be_given_to_a_user_if_it_is_free_or_kept_for_that_user() -> None:
@@ -503,7 +502,7 @@ def test_a_gpu_in_quarantine_is_given_to_nobody() -> None:
     view = device(0)
     inventory = Inventory([view.subject])
     found = claims([view], BOOK, NOW, recorded={view.subject.ref.key: quarantined})
-    assert may_use(view.subject, "ann", found, inventory) == (
+    assert may_use("node-3", "GPU-0", "ann", found, inventory) == (
         MayUse.NO,
         "quarantine: until an admin returns it: fan",
     )
@@ -514,10 +513,12 @@ def test_what_is_unknown_is_no_permission() -> None:
     assert asked(device(0), unread=("containers of docker/node-3",)) is MayUse.UNKNOWN
     assert asked(device(0), named("eval", devices=Unknown("no inspect"))) is MayUse.UNKNOWN
     assert asked(device(0), kept(Unknown("no directory service"))) is MayUse.UNKNOWN
+    assert asked(kept()) is MayUse.UNKNOWN, "without an inventory other holders are not known"
+    assert asked(named("eval", "GPU-0")) is MayUse.NO
 
 
 def test_of_a_divided_gpu_the_slices_are_given_out() -> None:
     views = [device(0), device(1, whole=0), device(2, whole=0), named("eval", "MIG-1")]
     inventory, found = Inventory([view.subject for view in views]), claims(views, BOOK, NOW)
-    answers = [may_use(view.subject, "ann", found, inventory)[0] for view in views[:3]]
+    answers = [may_use("node-3", one, "ann", found, inventory)[0] for one in ("GPU-0", "MIG-1", "MIG-2")]
     assert answers == [MayUse.NO, MayUse.NO, MayUse.YES]

@@ -442,7 +442,8 @@ class _Import:
 
     def _activity(self) -> dict[str, Any]:
         """The lowest of all groups and users, if it is lower than the default."""
-        found, paths = {}, [(self._limits, ("policies",))]
+        found: dict[str, Noted] = {}
+        paths: list[tuple[_File, tuple[str, ...]]] = [(self._limits, ("policies",))]
         paths += [(self._limits, ("groups", one, "policies")) for one in self._groups]
         paths += [(self._overrides, (*self._over, one, "policies")) for one in self._overridden]
         for theirs, ours in THRESHOLDS.items():

@@ -277,7 +277,7 @@ def _gpus(policy: Path | None) -> list[tuple[str, ...]]:
     found = inventory(timedelta(seconds=10))
     if isinstance(found, Unknown):
         return [("problem", "gpus", f"{found.why}. Without measurements nothing is reclaimed as idle.")]
-    rows = [("ok", "gpus", f"{gpu.name} ({gpu.uuid})") for gpu in found]
+    rows: list[tuple[str, ...]] = [("ok", "gpus", f"{gpu.name} ({gpu.uuid})") for gpu in found]
     if not load_policy(policy).policy.gpu.reset:
         return rows
     scanned = holders.scan()
