@@ -178,7 +178,7 @@ def may_use_view(found: FleetSnapshot, book: Rulebook, words: str, user: str, no
     known = {(one.place, one.device): one.device for one in held if one.device}
     known |= {key: one.ref.name for key, one in inventory.devices.items()}
     name = words.rpartition("/")[2].lower()
-    fitting = [key for key, called in known.items() if key[1] == words or called in (name, f"gpu-{name}")]
+    fitting = [key for key, called in known.items() if key[1] == words or called.lower() in (name, f"gpu-{name}")]
     fitting = fitting or [key for key in known if key[1].lower().startswith(words.lower())]
     if len(fitting) != 1:
         every = ", ".join(inventory.name(*key) for key in fitting or known) or "none is known"

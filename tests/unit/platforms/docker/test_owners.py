@@ -40,14 +40,14 @@ def test_a_label_alone_is_only_a_claim(label: str) -> None:
 
 def test_the_order_of_evidence() -> None:
     """C12.1: every piece names somebody else. Without the first one the next counts."""
-    users = {1001: "site", 1002: "home", 1003: "named", 1004: "runs", 1005: "works", 1006: "ds01", 1007: "aime"}
+    users = {1001: "site", 1002: "bob", 1003: "named", 1004: "runs", 1005: "works", 1006: "ds01", 1007: "aime"}
     parts: dict[str, Any] = {
         "labels": {"site.owner": "site", "aime.mlc.USER": "aime", "ds01.user": "ds01"},
-        "mounts": bind("/home/home/x"),
+        "mounts": bind("/home/bob/x"),
         "name": "/train._.1003",
         "config": {"User": "1004"},
     }
-    people = KnownUsers(users, frozenset(users.values()), {"/home/home/x": 1002}, (1005,))
+    people = KnownUsers(users, frozenset(users.values()), {"/home/bob/x": 1002}, (1005,))
     order = []
 
     def next_one() -> None:
@@ -69,7 +69,7 @@ def test_the_order_of_evidence() -> None:
     next_one()
     assert order == [
         ("site", False, False),  # the mounted home of another user is as good, so that neither is proven
-        ("home", True, False),
+        ("bob", True, False),
         ("named", False, False),
         ("runs", False, False),
         ("works", False, False),
