@@ -301,17 +301,6 @@ def test_holes_give_nothing_back(tmp_path: Path) -> None:
     assert answer.bytes_back < 100_000
 
 
-def test_the_figure_of_the_filesystem_is_told_beside_ours(tmp_path: Path) -> None:
-    path = tree(tmp_path)
-    (path / "large").write_bytes(b"x" * 80 * 1024 * 1024)
-    os.sync()
-    answer = removed(path)
-    assert isinstance(answer, TreeRemoval)
-    assert isinstance(answer.free_grew, int)
-    assert isinstance(answer.bytes_back, int)
-    assert answer.bytes_back >= 80 * 1024 * 1024
-
-
 # Large, deep and odd trees
 
 

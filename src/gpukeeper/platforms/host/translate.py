@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
+from gpukeeper.devices.gpus import opened_by
 from gpukeeper.devices.holders import FIRST_PERSON_UID, Holder
 from gpukeeper.disk.mounts import Usage
 from gpukeeper.disk.tree import FILESYSTEM, PlaceAndTime
@@ -13,7 +14,7 @@ from gpukeeper.disk.walk import printable
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.gpu import OF_A_SESSION
 from gpukeeper.model.subject import Disk, Ref, Seen, Shape, State, Subject
-from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.model.unknown import Unknown
 
 PLATFORM = "host"
 GPU, SLICE, PROCESS, REPORT, DISK = "gpu", "slice", "process", "report", "disk"
@@ -110,22 +111,12 @@ def devices_of(
             if holder.minors
             else ()
         )
-    by_minor = {gpu.minor: gpu for gpu in gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
-    opened = [mig_minors[number] for number in holder.capabilities if number in mig_minors]
     found: list[str] = []
-    for minor in holder.minors:
-        gpu = by_minor.get(minor)
-        if gpu is None:
+    for minor, uuids in opened_by(holder, gpus, mig_minors):
+        if not uuids:
             return Unknown(f"it has {_nodes(holder)} open, but the driver reports no GPU for /dev/nvidia{minor}")
-        found += _opened_slices(gpu, opened) or (str(gpu.uuid),)
+        found += uuids
     return tuple(found)
-
-
-def _opened_slices(gpu: GpuFacts, opened: Iterable[tuple[int, int, int]]) -> tuple[str, ...]:
-    if isinstance(gpu.slices, Unknown):
-        return ()
-    wanted = {(gi, ci) for minor, gi, ci in opened if minor == gpu.minor}
-    return tuple(part.uuid for part in gpu.slices if (part.gpu_instance, part.compute_instance) in wanted)
 
 
 def _nodes(holder: Holder) -> str:
@@ -149,7 +140,7 @@ def disk_subject(usage: Usage, held_open: int | Unknown, findings: tuple[str, ..
     }
     uid = str(usage.device)
     return Subject(
-        seen=at.seen(DISK, printable(usage.mount_point), uid, uid, ""),
+        seen=at.seen(DISK, usage.mount_point, uid, uid, ""),
         shape=Shape.NODE,
         state=FILESYSTEM,
         class_=DISK,
