@@ -547,16 +547,7 @@ def _category(entry: TreeEntry) -> Category:
 
 
 def _unmeasured(top: os.stat_result, why: Unknown) -> TreeMeasurement:
-    return TreeMeasurement(
-        device=top.st_dev,
-        inode=top.st_ino,
-        uid=top.st_uid,
-        size=why,
-        entries=0,
-        newest=why,
-        ctime_ns=why,
-        problems=(why.why,),
-    )
+    return measure.unmeasured(top.st_dev, top.st_ino, top.st_uid, why)
 
 
 def _with_rank(report: Subject, ranked: ReportRanking, there: frozenset[str], keep_last: int) -> Subject:
