@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.engine.requests import DataReply, Request
-from gpukeeper.interfaces.daemon.fleet_queries import FleetQueries, FleetReader
+from gpukeeper.interfaces.daemon.fleet_web import FleetQueries, FleetReader
 from gpukeeper.interfaces.terminal.usage import read_report
 from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable, copied_ledger, copied_lines
 from gpukeeper.ledger.copy.ship import UsageRow, usage_rows

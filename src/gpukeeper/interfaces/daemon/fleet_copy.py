@@ -15,11 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.engine.keeper import with_origin
 from gpukeeper.engine.ports import bug_words
-from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.engine.view import refresh
+from gpukeeper.engine.requests import Reply, Request
 from gpukeeper.interfaces.daemon.queries import PresentView
+from gpukeeper.interfaces.daemon.requests import Identity, carry_out
 from gpukeeper.ledger.copy.admin import CopyState
 from gpukeeper.ledger.copy.connect import load_driver, problem_of_machine, shown
 from gpukeeper.ledger.copy.inbox import SHORTEST_KEY, Answer, Rejected, requester_of, verify
@@ -240,10 +239,8 @@ async def answer(
         if not await take_nonce(session.ledger, verified.nonce, verified.expires, now):
             return Answer("refused", _refusal("this request was received before; it is not carried out a second time"))
         request = reading.decode(bytes(verified.request), type=Request)
-        who = requester_of(verified, machine, same_users=settings.same_users)
-        keeper = with_origin(session.keeper, who, plain(verified.via)[:LONGEST_VIA])
-        reply = await fulfil(keeper, session.book, who, request)
-        await refresh(session.keeper, session.book, request.workload)
+        name = requester_of(verified, machine, same_users=settings.same_users)
+        reply = await carry_out(session, Identity(name=name, via=plain(verified.via)[:LONGEST_VIA]), request)
     except (msgspec.MsgspecError, ValueError) as problem:
         return Answer("refused", _refusal(f"invalid request: {problem}"))
     except KeeperError as problem:

@@ -305,20 +305,15 @@ class Queries:
         refused = may_act(found.view, book, who)
         if refused is not None:
             raise UsageError(f"the signals of {found.view.subject.ref.path} are {NOT_SHOWN}")
-        span = SHOWN_TIMELINE if request.span is None else request.span
         now, key = keeper.clock.now(), found.view.subject.ref.key
-        since = now - min(max(span, timedelta()), LONGEST_TIMELINE)
+        since = now - wanted_span(request)
         series = await keeper.signals.series([key], since, now)
         lines = await self._about(found.view.subject.ref.uid)
         return timeline(found.view, book, series.get(key, ()), lines, since, now)
 
     async def _runs(self, request: Request) -> RunLines:
-        """Of the machine, and so of nobody: everybody may read them."""
         async with _reading():
-            found = await self._lines().lines(
-                LineFilter(last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before)
-            )
-        return run_lines(found)
+            return run_lines(await self._lines().lines(wanted_runs(request)))
 
     async def _own_state(self, who: str, verb: str) -> PolicyView | HealthView:
         admin, now = is_admin(self._session.book, who), self._session.keeper.clock.now()
@@ -365,44 +360,13 @@ class Queries:
             return [line for _, line in await self._lines().lines(LineFilter(last=last, workload=words))]
 
     async def _ledger(self, who: str, request: Request) -> NumberedLine:
-        """Lines about one's own work; an admin's are all."""
-        unknown = [name for name in request.types if name not in TYPES]
-        if unknown:
-            raise UsageError(f'unknown line type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
-        admin = is_admin(self._session.book, who)
-        if not admin and request.owner not in (None, who):
-            raise UsageError(f"{who} may read only lines about their own work")
-        now = self._session.keeper.clock.now()
+        wanted = wanted_lines(who, request, self._session.keeper.clock.now(), admin=is_admin(self._session.book, who))
         async with _reading():
-            found = await self._lines().lines(
-                LineFilter(
-                    last=min(max(request.last, 1), MOST_LINES),
-                    types=request.types,
-                    owner=request.owner if admin else who,
-                    workload=request.workload or None,
-                    errors_only=request.errors,
-                    since=None if request.span is None else now - request.span,
-                    search=request.search or None,
-                    before=request.before,
-                )
-            )
-        return NumberedLine(tuple(found))
+            return NumberedLine(tuple(await self._lines().lines(wanted)))
 
     async def _report(self, who: str, request: Request) -> UsageReport:
-        """One's own figures and the totals; an admin's are all."""
-        admin, book = is_admin(self._session.book, who), self._session.book
-        if not admin and request.owner not in (None, who):
-            raise UsageError(f"{who} may read only their own figures and the totals")
-        if request.since is None or request.until is None:
-            raise UsageError("a report needs the beginning and the end of its time span")
-        query = ReportQuery(
-            since=request.since,
-            until=request.until,
-            zone=request.zone,
-            owner=request.owner,
-            person=None if admin else who,
-        )
-        now = self._session.keeper.clock.now()
+        book, now = self._session.book, self._session.keeper.clock.now()
+        query = wanted_report(who, request, admin=is_admin(book, who))
         async with _reading():
             return await read_report(self._lines(), self._usage(), query, book.policy.prices, now)
 
@@ -419,3 +383,48 @@ class Queries:
 
 def _reading() -> asyncio.Timeout:
     return asyncio.timeout(real_seconds(READING.total_seconds()))
+
+
+def wanted_lines(who: str, request: Request, now: datetime, *, admin: bool) -> LineFilter:
+    """Lines about one's own work; an admin's are all."""
+    unknown = [name for name in request.types if name not in TYPES]
+    if unknown:
+        raise UsageError(f'unknown line type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
+    if not admin and request.owner not in (None, who):
+        raise UsageError(f"{who} may read only lines about their own work")
+    return LineFilter(
+        last=min(max(request.last, 1), MOST_LINES),
+        types=request.types,
+        owner=request.owner if admin else who,
+        workload=request.workload or None,
+        errors_only=request.errors,
+        since=None if request.span is None else now - request.span,
+        search=request.search or None,
+        before=request.before,
+    )
+
+
+def wanted_runs(request: Request) -> LineFilter:
+    """Of the machine, and so of nobody: everybody may read them."""
+    return LineFilter(last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before)
+
+
+def wanted_report(who: str, request: Request, *, admin: bool) -> ReportQuery:
+    """One's own figures and the totals; an admin's are all."""
+    if not admin and request.owner not in (None, who):
+        raise UsageError(f"{who} may read only their own figures and the totals")
+    if request.since is None or request.until is None:
+        raise UsageError("a report needs the beginning and the end of its time span")
+    return ReportQuery(
+        since=request.since,
+        until=request.until,
+        zone=request.zone,
+        owner=request.owner,
+        person=None if admin else who,
+    )
+
+
+def wanted_span(request: Request) -> timedelta:
+    """Of a timeline."""
+    span = SHOWN_TIMELINE if request.span is None else request.span
+    return min(max(span, timedelta()), LONGEST_TIMELINE)

@@ -24,7 +24,7 @@ from gpukeeper.interfaces.daemon.fleet_copy import FleetCopy
 from gpukeeper.interfaces.daemon.fleet_web import fleet_access, serve_fleet_until_stopped
 from gpukeeper.interfaces.daemon.requests import DaemonResponder, WebLogins
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd
-from gpukeeper.interfaces.daemon.web import listen, web_process
+from gpukeeper.interfaces.daemon.web import WebProcess, listen, supervised
 from gpukeeper.interfaces.http_pages import Endpoint, read_endpoint
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.session import opened
@@ -138,6 +138,12 @@ async def _logins(session: Session, web: Endpoint | None) -> AsyncIterator[WebLo
             logins.close()
 
 
+def _dashboard(
+    session: Session, found: WebLogins, log: Callable[[str], None], metrics: MetricsPage | None
+) -> AbstractAsyncContextManager[None]:
+    return supervised(WebProcess(session, found.logins, found.listener, log, metrics), found, log)
+
+
 @asynccontextmanager
 async def _listening(session: Session, logins: WebLogins | None, log: Callable[[str], None]) -> AsyncIterator[None]:
     with closing(DaemonResponder(session, logins)) as responder:
@@ -169,7 +175,7 @@ async def serve_until_stopped(
         _logins(session, web) as logins,
         _listening(session, logins, log),
         hooks.opened,
-        nullcontext() if logins is None else web_process(session, logins, log, hooks.page),
+        nullcontext() if logins is None else _dashboard(session, logins, log, hooks.page),
         session.admins_notified(log),
     ):
         if not quiet:
