@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper import __version__
 from gpukeeper.blocking import in_thread, real_seconds
 from gpukeeper.config.digest import deciding_digest
 from gpukeeper.config.sentence import sentence
 from gpukeeper.config.show import rows
-from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.live import STEP, STEPS
-from gpukeeper.engine.loop import in_slices
 from gpukeeper.engine.outlook import (
     HISTORY,
     NOT_SHOWN,
-    PolicyHead,
     as_others_see,
     daemon_state,
     explained,
@@ -46,13 +41,10 @@ from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event, NodeTested
-from gpukeeper.model.subject import Memory
 from gpukeeper.views.acceptance_history import RunLines, run_lines
 from gpukeeper.views.backtest import BacktestOnRecord
 from gpukeeper.views.explain import Timeline, timeline
 from gpukeeper.views.history import line_row
-from gpukeeper.views.live import Delta, MachineView
-from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.views.own_state import (
     BudgetHealth,
     HealthView,
@@ -66,72 +58,6 @@ from gpukeeper.views.trial import PolicyTrial, WorkloadWords
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
 from gpukeeper.wiring.hypothetical import read_description, try_policy
 from gpukeeper.wiring.session import Session
-
-REMEMBERED = 5.0  # seconds: then the ledger is read again though no pass was made
-FORECASTS = 0.05  # seconds of each update for forecasts; those that are not made then are made by the next ones
-
-
-class PresentView:
-    """Of one reader. Costs what changed since it was read last; `busy`: the seconds that this took."""
-
-    def __init__(self, session: Session) -> None:
-        self.busy = 0.0
-        self._session = session
-        self._rows = LiveRows(session.keeper.host)
-        self._updating = asyncio.Lock()
-        self._remembered: Mapping[str, Memory] = {}
-        self._reads, self._read_at = -1, float("-inf")
-
-    async def view(self) -> MachineView:
-        async with self._updating:
-            return self._rows.view(await self._update())
-
-    async def changes(self, since: int) -> tuple[Delta, int, bool]:
-        """What changed after that generation, the generation after it, and whether this is everything: after 0, or if
-        that generation is too old."""
-        async with self._updating:
-            head, rows = await self._update(), self._rows
-            return rows.delta(head, since), rows.generation, since < rows.oldest
-
-    async def _update(self) -> MachineView:
-        """Returns the head: everything but the rows."""
-        session, keeper, rows = self._session, self._session.keeper, self._rows
-        await _recall(keeper)
-        live, book, now = keeper.live, session.book, keeper.clock.now()
-        self.busy = await in_slices(live.forecast(book, now), FORECASTS)
-        self.busy += await in_slices(rows.update(live, book, now))
-        self.busy += await in_slices(rows.update_gpus(live, now, await self._of_gpus()))
-        policy = book.policy
-        return MachineView(
-            machine=keeper.host,
-            at=now,
-            version=__version__,
-            policy=PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode),
-            paused=await keeper.ledger.paused(),
-            places=tuple(place.state for _, place in sorted(live.places.items())),
-            gpus=(),
-            workloads=(),
-            notes=self._rows.notes,
-        )
-
-    async def _of_gpus(self) -> Mapping[str, Memory]:
-        """What the ledger remembers of each GPU; measurements do not change it."""
-        loop, keeper = asyncio.get_running_loop(), self._session.keeper
-        if keeper.live.reads != self._reads or loop.time() - self._read_at > REMEMBERED:
-            self._reads, self._read_at = keeper.live.reads, loop.time()
-            self._remembered = await keeper.ledger.memories(self._rows.devices)
-        return self._remembered
-
-
-async def _recall(keeper: Keeper) -> None:
-    """Use that was recorded before this daemon started, or before the workload was first seen."""
-    keys = keeper.live.unknown_history()
-    if keys:
-        now = keeper.clock.now()
-        found = await keeper.signals.series(keys, now - STEPS * STEP, now)
-        for key, series in found.items():
-            keeper.live.recall(key, series)
-
 
 ERRORS = 5  # of the last day
 DISK = timedelta(seconds=5)

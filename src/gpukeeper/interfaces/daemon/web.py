@@ -21,7 +21,7 @@ import msgspec
 from gpukeeper import __version__
 from gpukeeper.blocking import in_thread, real_seconds
 from gpukeeper.engine.requests import DataReply, Reply, Request
-from gpukeeper.interfaces.daemon.queries import VERBS, PresentView, Queries
+from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.requests import (
     ANONYMOUS,
     LOG_IN,
@@ -407,7 +407,6 @@ class WebProcess(Backend):
         self._session, self._metrics = session, metrics
         self._queries = Queries(session, lambda: self.settings.warnings)
         self.demo: Demo | None = None  # what is shown is simulated
-        self._present = PresentView(session)
         session.keeper.live.enabled, session.keeper.live.gpus_only = True, False
 
     def close(self) -> None:
@@ -426,18 +425,18 @@ class WebProcess(Backend):
         return msgspec.structs.replace(welcome, demo=self.demo)
 
     async def publish_views(self, send: Send) -> None:
-        live, sent = self._session.keeper.live, 0
+        live, present, sent = self._session.keeper.live, self._session.present, 0
         while True:
             live.changed.clear()
-            delta, sent, whole = await self._present.changes(sent)
+            delta, sent, whole = await present.changes(sent)
             await send(Change(delta, whole=whole))
-            pause = max(real_seconds(NEVER_SOONER), self._present.busy * SHARE)
+            pause = max(real_seconds(NEVER_SOONER), present.busy * SHARE)
             await asyncio.sleep(min(pause, real_seconds(NEVER_LATER)))
             with suppress(TimeoutError):
                 await asyncio.wait_for(live.changed.wait(), real_seconds(AT_LEAST))
 
     async def view(self) -> MachineView:
-        return await self._present.view()
+        return await self._session.present.view()
 
     async def read(self, who: Identity, machine: str, request: Request) -> Reply:
         if request.verb == "metrics":
