@@ -27,10 +27,9 @@ from gpukeeper.lifecycle.forecast import (
 from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.policy import Mode, OnLimit
-from gpukeeper.views.fleet import gpus_view
+from gpukeeper.views.fleet import gpus_view, top_view
 from gpukeeper.views.live import WorkloadLine
 from gpukeeper.views.live_rows import workload_line
-from gpukeeper.views.top import top_view
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW, POLICY, idle_view, quiet, subject
 
 EVERY = tuple(Action)
