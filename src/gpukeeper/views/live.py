@@ -20,7 +20,7 @@ from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.forecast import NextStep
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Verdict
-from gpukeeper.model.reading import EPOCH, LATEST
+from gpukeeper.model.reading import EPOCH, LATEST, Moment
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown, direct
 
@@ -126,17 +126,22 @@ class WorkloadLine(msgspec.Struct, frozen=True, kw_only=True):
         return self.key[len(self.platform) + len(self.place) + 2 :]
 
 
-class MachineView(msgspec.Struct, frozen=True, kw_only=True):
+class MachineState(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine without its GPUs and workloads."""
+
     machine: str
-    at: datetime
+    at: Moment
     version: str  # of gpukeeper
     policy: PolicyHead
     paused: str | None
     places: tuple[PlaceState, ...]
+    not_seen_since: Moment | None = None  # what is shown of it is old; None: it is current
+
+
+class MachineView(MachineState, frozen=True, kw_only=True):
     gpus: tuple[GpuTile, ...]
     workloads: tuple[WorkloadLine, ...]
     notes: tuple[str, ...] = ()  # contradictions that somebody should check
-    not_seen_since: datetime | None = None  # what is shown is old; None: it is current
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
