@@ -12,7 +12,7 @@ from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.view import FleetSnapshot
 from gpukeeper.interfaces.terminal.show import claim_row
 from gpukeeper.interfaces.terminal.top_screen import Age, Display, picture
-from gpukeeper.interfaces.web.words import coming
+from gpukeeper.interfaces.web.app import coming
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.forecast import (
     NOT_USED,

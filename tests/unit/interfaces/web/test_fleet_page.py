@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpukeeper.interfaces.web.app import coming, moment
 from gpukeeper.interfaces.web.pages.fleet import SUMMARY_FROM
-from gpukeeper.interfaces.web.words import coming, moment
 from gpukeeper.lifecycle.forecast import NOT_UNATTENDED, STAYS_IDLE, NextStep
 from gpukeeper.model.decision import Unseen, Verdict
 from gpukeeper.model.policy import Mode
