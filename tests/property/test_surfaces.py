@@ -121,7 +121,7 @@ def shows(site: Dashboard, some: Work) -> None:
     (known,) = source.machines.values()
     head = msgspec.structs.replace(known, gpus=(), workloads=(), at=NOW)
     made = rows.view(head)
-    site.call(lambda: source._machines.change(Delta(head=head), made))
+    site.call(lambda: source.change(Delta(head=head), made))
 
 
 def read(page: str) -> str:

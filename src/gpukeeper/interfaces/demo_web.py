@@ -197,7 +197,7 @@ async def _serve(fleet: FleetDemo, listener: socket.socket, log: Callable[[str],
     with closing(session), closing(open_logins(session.ledger.path)) as logins:
         web = DemoWeb(session, logins, listener, log)
         with closing(web):
-            async with WebChild(web, listener, log).running():
+            async with WebChild(web, listener, log).kept_running():
                 _print_links(web, f"http://localhost:{listener.getsockname()[1]}", log)
                 await fleet.play(stop)
 

@@ -97,7 +97,7 @@ class WebChild:
         self._room = asyncio.Semaphore(OPEN_MAX)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def kept_running(self) -> AsyncIterator[None]:
         """While the block does. Requests in progress are interrupted at its end; the next start inspects open intents
         first."""
         supervising = asyncio.create_task(self._supervise())
@@ -377,7 +377,7 @@ async def supervised(backend: Backend, found: WebLogins, log: Log) -> AsyncItera
         scheme = "http" if (await backend.settings.setup()).tls is None else "https"
         address = f"[{found.where.address}]" if ":" in found.where.address else found.where.address
         log(f"serving the dashboard on {scheme}://{address}:{found.where.port}/")
-        async with WebChild(backend, found.listener, log).running():
+        async with WebChild(backend, found.listener, log).kept_running():
             yield
     finally:
         backend.close()
