@@ -36,9 +36,9 @@ from gpukeeper.interfaces.daemon.queries import (
 )
 from gpukeeper.interfaces.daemon.requests import LOGIN_VERBS, Identity, WebLogins, log_in
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd
-from gpukeeper.interfaces.daemon.web import Backend, Log, Send, WebSettings, listen, supervised
+from gpukeeper.interfaces.daemon.web import Backend, Log, Send, WebSettings, opened_logins, supervised
 from gpukeeper.interfaces.http_pages import Endpoint
-from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED, Change, Condition, Welcome
+from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED, Change, Condition, Person, Welcome
 from gpukeeper.interfaces.terminal.usage import zone_named
 from gpukeeper.ledger.copy import inbox, reader
 from gpukeeper.ledger.copy.connect import load_driver, problem_of_address, problem_of_machine, shown
@@ -47,7 +47,7 @@ from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable, MachineHea
 from gpukeeper.ledger.files import ledger_path, make_private, read_secret, socket_path
 from gpukeeper.ledger.journal import DAEMON, take_lease
 from gpukeeper.ledger.lines import NumberedLine
-from gpukeeper.ledger.logins import Logins, open_logins
+from gpukeeper.ledger.logins import Logins
 from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
@@ -168,20 +168,13 @@ class NotCopied(KeeperError):
     """The copy does not hold what was asked for."""
 
 
-class FleetReader(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks. `name`: as machines know them."""
-
-    name: str
-    admin: bool
-
-
 class FleetQueries:
-    """`views`: of every machine, by its name."""
+    """A person is named as machines know them. `views`: of every machine, by its name."""
 
     def __init__(self, copy: CopyReader, views: Callable[[], Mapping[str, MachineView]], prices: Prices) -> None:
         self._copy, self._views, self._prices = copy, views, prices
 
-    async def answer(self, who: FleetReader, machine: str, request: Request) -> Reply:
+    async def answer(self, who: Person, machine: str, request: Request) -> Reply:
         """Every refusal is a sentence."""
         try:
             return DataReply.of(await self._answer(who, machine, request))
@@ -194,7 +187,7 @@ class FleetQueries:
         except KeeperError as problem:
             return Reply(done=False, words=str(problem), exit_code=problem.exit_code)
 
-    async def _answer(self, who: FleetReader, machine: str, request: Request) -> object:
+    async def _answer(self, who: Person, machine: str, request: Request) -> object:
         match request.verb:
             case "ledger":
                 return await self._lines(who, machine, request)
@@ -213,7 +206,7 @@ class FleetQueries:
                     words = words.replace("{" + name + "}", value)
                 raise NotCopied(words)
 
-    async def _lines(self, who: FleetReader, machine: str, request: Request) -> NumberedLine:
+    async def _lines(self, who: Person, machine: str, request: Request) -> NumberedLine:
         wanted = wanted_lines(who.name, request, datetime.now(UTC), admin=who.admin)
         return NumberedLine(tuple(await self._copy.ask(lambda c: reader.copied_lines(c, machine, wanted))))
 
@@ -221,7 +214,7 @@ class FleetQueries:
         wanted = wanted_runs(request)
         return run_lines(await self._copy.ask(lambda c: reader.copied_lines(c, machine, wanted)))
 
-    async def _report(self, who: FleetReader, machine: str, request: Request) -> UsageReport:
+    async def _report(self, who: Person, machine: str, request: Request) -> UsageReport:
         query = wanted_report(who.name, request, admin=who.admin)
         if query.until - query.since > LONGEST_REPORT:
             raise UsageError(f"a report over machines covers {LONGEST_REPORT.days} days at most")
@@ -242,7 +235,7 @@ class FleetQueries:
 
         return await self._copy.ask(read)
 
-    async def _signals(self, who: FleetReader, machine: str, request: Request) -> Timeline:
+    async def _signals(self, who: Person, machine: str, request: Request) -> Timeline:
         """Of one's own work; an admin's is all."""
         line = self._line(machine, request.workload)
         if not who.admin and not (line.owner == who.name and line.owner_verified):
@@ -431,7 +424,7 @@ class FleetWeb(Backend):
         return None
 
     async def read(self, who: Identity, machine: str, request: Request) -> Reply:
-        reader = FleetReader(name=self.name(who) or NOT_NAMED, admin=self.is_admin(who))
+        reader = Person(name=self.name(who) or NOT_NAMED, admin=self.is_admin(who))
         return await self._queries.answer(reader, machine, request)
 
     async def change(self, who: Identity, machine: str, request: Request) -> Reply:
@@ -518,26 +511,24 @@ async def serve_fleet_until_stopped(
     book = Rulebook(policy)
     with ExitStack() as stack:
         _take_lease(stack)
-        listener = stack.enter_context(listen(where))
-        where = Endpoint(port=listener.getsockname()[1], address=where.address)
-        logins = WebLogins(stack.enter_context(closing(open_logins(ledger_path()))), where, listener)
         copy = stack.enter_context(closing(CopyReader(access.address, access.password_file, PROGRAM)))
-        state = FleetState(loop, log)
-        requests = FleetRequests(copy, access.realm, access.key)
-        settings = WebSettings(lambda: policy.web, listener.getsockname()[0], log)
-        web = FleetWeb(state, copy, logins.logins, book, requests, log, realm=access.realm, settings=settings)
-        async with (
-            supervised(web, logins, log),
-            listening(socket_path(), LoginResponder(logins, book), log),
-            _watched(Watcher(access.address, access.password_file, state, log, PROGRAM)),
-        ):
-            if not quiet:
-                log(f"showing the fleet of {shown(access.address)}; people log in at {access.realm}")
-                if access.key is None:
-                    log("no key for requests was given (--key-file): the dashboard shows, and requests nothing")
-            notify_systemd("READY=1")
-            await stop.wait()
-        notify_systemd("STOPPING=1")
+        async with opened_logins(where, ledger_path()) as logins:
+            state = FleetState(loop, log)
+            requests = FleetRequests(copy, access.realm, access.key)
+            settings = WebSettings(lambda: policy.web, logins.listener.getsockname()[0], log)
+            web = FleetWeb(state, copy, logins.logins, book, requests, log, realm=access.realm, settings=settings)
+            async with (
+                supervised(web, logins, log),
+                listening(socket_path(), LoginResponder(logins, book), log),
+                _watched(Watcher(access.address, access.password_file, state, log, PROGRAM)),
+            ):
+                if not quiet:
+                    log(f"showing the fleet of {shown(access.address)}; people log in at {access.realm}")
+                    if access.key is None:
+                        log("no key for requests was given (--key-file): the dashboard shows, and requests nothing")
+                notify_systemd("READY=1")
+                await stop.wait()
+            notify_systemd("STOPPING=1")
 
 
 def _take_lease(stack: ExitStack) -> None:

@@ -11,9 +11,10 @@ import asyncio
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from datetime import datetime, timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ from gpukeeper.interfaces.link import (
     read_frame,
 )
 from gpukeeper.interfaces.web_setup import Setup, is_loopback, read_setup, read_tls, tls_stamp
-from gpukeeper.ledger.logins import Logins
+from gpukeeper.ledger.logins import Logins, open_logins
 from gpukeeper.lifecycle.holds import is_admin
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, UsageError
@@ -88,6 +89,13 @@ def listen(where: Endpoint) -> socket.socket:
             "Choose another port, or end the program that uses it."
         ) from error
     return listener
+
+
+@asynccontextmanager
+async def opened_logins(web: Endpoint, ledger: Path) -> AsyncIterator[WebLogins]:
+    """With a listener, while the block runs. `ledger`: the logins are beside it."""
+    with listen(web) as listener, closing(open_logins(ledger)) as logins:
+        yield WebLogins(logins, Endpoint(port=listener.getsockname()[1], address=web.address), listener)
 
 
 class WebChild:

@@ -57,7 +57,7 @@ from gpukeeper.model.decision import Decision
 from gpukeeper.views.acceptance_history import GpuHistory, RunLines
 from gpukeeper.views.explain import Timeline, explain_view
 from gpukeeper.views.history import lines_view
-from gpukeeper.views.live import GpuTile, MachineState, MachineView, WorkloadLine, row_id
+from gpukeeper.views.live import MachineState, MachineView, Row, WorkloadLine, row_id
 from gpukeeper.views.own_state import HealthView, PolicyView
 from gpukeeper.views.plan import daemon_plan_view
 from gpukeeper.views.trial import PolicyTrial
@@ -155,7 +155,6 @@ def _inlined(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, An
 
 
 T = TypeVar("T")
-Row = TypeVar("Row", GpuTile, WorkloadLine)
 SPAN = timedelta(days=30)
 
 

@@ -53,18 +53,17 @@ from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import SOON, UTC_TIME, in_words, size_in_words
-from gpukeeper.views.live import Delta, GpuTile, MachineView, WorkloadLine, for_reader, reduced, reduced_line
+from gpukeeper.views.live import Delta, GpuTile, MachineView, Row, WorkloadLine, for_reader, reduced
 
 VIEWS = 64  # of readers that are kept
-ROWS = 100_000
+ROWS = 200_000
 
 
 class Readers:
     def __init__(self, tile: Template) -> None:
         self._tile = tile
         self._views: dict[tuple[str, str], tuple[MachineView, MachineView]] = {}  # by machine and person
-        self._tiles: dict[str, tuple[GpuTile, GpuTile]] = {}  # by id: a tile, and what others see of it
-        self._lines: dict[str, tuple[WorkloadLine, WorkloadLine]] = {}
+        self._rows: dict[str, tuple[Any, Any]] = {}  # by id: a tile or line, and what others see of it
         self._html: dict[tuple[str, bool], tuple[GpuTile, Markup]] = {}
 
     def view(self, view: MachineView, person: Person) -> MachineView:
@@ -73,7 +72,7 @@ class Readers:
         key = (view.machine, person.name)
         source, found = self._views.pop(key, (None, None))
         if found is None or source is not view:
-            found = for_reader(view, person.name or "\0", admin=False, less=self._less, less_line=self._less_line)
+            found = for_reader(view, person.name or "\0", admin=False, less=self._less)
         self._views[key] = (view, found)
         if len(self._views) > VIEWS:
             del self._views[next(iter(self._views))]
@@ -84,7 +83,7 @@ class Readers:
 
     def html(self, tile: GpuTile) -> Markup:
         """Of a tile that its reader may see."""
-        known = self._tiles.get(tile.id)
+        known = self._rows.get(tile.id)
         key = (tile.id, known is not None and known[1] is tile)
         source, found = self._html.get(key, (None, Markup()))
         if source is not tile:
@@ -93,20 +92,11 @@ class Readers:
             self._html[key] = (tile, found)
         return found
 
-    def _less(self, tile: GpuTile) -> GpuTile:
-        source, found = self._tiles.get(tile.id, (None, tile))
-        if source is not tile:
-            _bound(self._tiles)
-            found = reduced(tile)
-            self._tiles[tile.id] = (tile, found)
-        return found
-
-    def _less_line(self, line: WorkloadLine) -> WorkloadLine:
-        source, found = self._lines.get(line.id, (None, line))
-        if source is not line:
-            _bound(self._lines)
-            found = reduced_line(line)
-            self._lines[line.id] = (line, found)
+    def _less(self, row: Row) -> Row:
+        if self._rows.get(row.id, (None, None))[0] is not row:
+            _bound(self._rows)
+            self._rows[row.id] = (row, reduced(row))
+        found: Row = self._rows[row.id][1]
         return found
 
 
