@@ -23,8 +23,9 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from gpukeeper.config.digest import deciding_digest
+from gpukeeper.backtest.comparison import compare
 from gpukeeper.config.load import Loaded, load_text
+from gpukeeper.config.sections import deciding_digest
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.ports import EvidenceStore, Ledger, UsageStore
@@ -40,8 +41,8 @@ from gpukeeper.ledger.logins import LoginKind, Logins, open_logins
 from gpukeeper.ledger.meta import BacktestRecord, record_backtest
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.ledger.usage import open_usage
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, grid
+from gpukeeper.lifecycle.replay import GIVEN, grid
+from gpukeeper.lifecycle.replay_outcome import Judging
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence
@@ -58,7 +59,6 @@ from gpukeeper.platforms.simulated.world import PacedLoop, World, run_virtually
 from gpukeeper.processes import DIRECTORY, environment, module_command
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.views.backtest import TraceFacts, record_of, report
-from gpukeeper.wiring.backtests import compare
 from gpukeeper.wiring.demo import DEMO_POLICY
 from gpukeeper.wiring.session import Session
 

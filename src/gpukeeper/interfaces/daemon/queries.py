@@ -15,9 +15,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpukeeper.blocking import in_thread, real_seconds
-from gpukeeper.config.digest import deciding_digest
-from gpukeeper.config.sentence import sentence
-from gpukeeper.config.show import rows
+from gpukeeper.config.sections import deciding_digest
+from gpukeeper.config.show import rows, sentence
 from gpukeeper.engine.outlook import (
     HISTORY,
     NOT_SHOWN,
