@@ -16,8 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gpukeeper.engine.live import PlaceState
-from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.ledger.lines import TYPES
@@ -25,7 +23,7 @@ from gpukeeper.model import reading
 from gpukeeper.model.reading import TEXT_MAX, Moment
 from gpukeeper.model.subject import Outcome
 from gpukeeper.views.explain import ExplainView
-from gpukeeper.views.live import GpuState, GpuTile, WorkloadLine
+from gpukeeper.views.live import GpuState, GpuTile, MachineState, WorkloadLine
 from gpukeeper.views.plan import PlanView
 from gpukeeper.views.trial import STATES, WorkloadWords
 
@@ -138,18 +136,11 @@ class RestoreBody(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     workload: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 
 
-class MachineHead(msgspec.Struct, frozen=True, kw_only=True):
+class MachineHead(MachineState, frozen=True, kw_only=True):
     """A machine without its GPUs and workloads."""
 
-    machine: str
-    at: Moment
-    version: str
-    policy: PolicyHead
-    paused: str | None
-    places: tuple[PlaceState, ...]
     gpus: int
     workloads: int
-    not_seen_since: Moment | None = None  # what is shown of it is old; None: it is current
 
 
 class MachineList(msgspec.Struct, frozen=True):
