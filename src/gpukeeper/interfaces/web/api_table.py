@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 from zoneinfo import available_timezones
@@ -268,9 +268,14 @@ def read_query(request: HttpRequest, kind: type[Query]) -> Query:
         found[name] = values if name in lists else values[0]
     try:
         query = msgspec.convert(found, kind, strict=False)
-        for field in msgspec.structs.fields(kind) if "null" in found.values() else ():
-            if found.get(field.encode_name) == "null" and getattr(query, field.name) is None:
+        for field in msgspec.structs.fields(kind):
+            given, value = found.get(field.encode_name), getattr(query, field.name)
+            if given == "null" and value is None:
                 raise HTTPException(400, f'The parameter "{field.encode_name}" has no value null. Leave it out.')
+            if isinstance(value, datetime) and ":" not in str(given):  # msgspec reads a number as seconds since 1970
+                raise HTTPException(
+                    400, f'The parameter "{field.encode_name}" is not a time like 2026-01-31T12:00:00Z.'
+                )
         return query
     except msgspec.ValidationError as problem:
         raise HTTPException(400, f"A parameter is not valid: {problem}.") from problem
