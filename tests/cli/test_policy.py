@@ -194,7 +194,7 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     assert answer["schema"] == "gpukeeper/policy-try/v1"
     assert [one["action"] for one in answer["timeline"]] == ["warn", "warn", "stop", "remove"]
     assert (answer["class"], answer["groups"], answer["end"]) == (
-        "docker",
+        "managed",
         ["researcher"],
         "The workload is then removed.",
     )
