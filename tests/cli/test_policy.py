@@ -175,10 +175,11 @@ def test_an_expired_exemption_is_reported_by_check_show_and_plan(fleet: Fleet) -
 
 def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> None:
     words = ("try", "--policy", policy, "--owner", "ann", "--running-for", "6h", "--idle-for", "20m")
+    words = (*words, "--label", "ds01.managed=true")
     ran = run(*words)
     assert ran.exit_code == 0, ran.output
     rows = [line.split("  ") for line in ran.stdout.splitlines()]
-    assert "class     docker (recognized by docker)" in ran.stdout
+    assert "class     managed (recognized by docker)" in ran.stdout
     assert "owner     ann (group researcher)" in ran.stdout
     assert "state     running for 6h, idle for 20m, 1 GPU" in ran.stdout
     (head,) = [n for n, row in enumerate(rows) if row[0].startswith("WHEN")]
@@ -193,7 +194,7 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     assert answer["schema"] == "gpukeeper/policy-try/v1"
     assert [one["action"] for one in answer["timeline"]] == ["warn", "warn", "stop", "remove"]
     assert (answer["class"], answer["groups"], answer["end"]) == (
-        "docker",
+        "managed",
         ["researcher"],
         "The workload is then removed.",
     )

@@ -261,6 +261,13 @@ def is_service(one: Holder, proc: str = "/proc") -> bool:
     return one.uid in (0, os.geteuid()) and _is_ours(one.pid, proc)
 
 
+def services_on(gpu: GpuFacts, found: holders.Holders, proc: str = "/proc") -> tuple[str, ...]:
+    """Services that have this GPU open, by pid and name. Without ours, which close it before a reset."""
+    minors = holders.mig_minors(proc)
+    here = [one for one in found.found if one.comm in INFRASTRUCTURE and is_service(one, proc)]
+    return tuple(f"pid {one.pid} ({one.comm})" for one in here if holds(one, gpu, None, minors))
+
+
 def _is_ours(pid: int, proc: str) -> bool:
     try:
         with Path(proc, str(pid), "cmdline").open("rb") as file:

@@ -17,11 +17,22 @@ from gpukeeper.engine.outlook import Outlooks
 from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.view import FleetSnapshot, UnseenAt
 from gpukeeper.lifecycle.activity import Waste, wasted
-from gpukeeper.lifecycle.claims import ClaimState, Contradiction, GpuClaim, claims, contradictions, why_nothing
+from gpukeeper.lifecycle.claims import (
+    ClaimState,
+    Contradiction,
+    GpuClaim,
+    Inventory,
+    MayUse,
+    claims,
+    contradictions,
+    may_use,
+    why_nothing,
+)
 from gpukeeper.lifecycle.forecast import NextActions, act_of, coming_in_words, next_actions, steps_of
 from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.lifecycle.warnings import without_steps
 from gpukeeper.model.decision import Decision, Unseen
+from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import EMPTY, Shape, Subject
 from gpukeeper.model.unknown import Unknown
@@ -116,6 +127,17 @@ class GpusView(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[UnseenAt, ...]
 
 
+class MayUseView(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a GPU may be given to a user now. `device`: its uuid; `name`: its path."""
+
+    at: datetime
+    device: str
+    name: str
+    user: str
+    answer: MayUse
+    reason: str
+
+
 class WasteView(msgspec.Struct, frozen=True, kw_only=True):
     """The longest unused first."""
 
@@ -155,6 +177,26 @@ def one_row_each(gpus: Sequence[GpuClaim]) -> list[tuple[GpuClaim, tuple[str, ..
             others.add(device)
             rows.append((one, tuple(beside[device][1:])))
     return rows
+
+
+def may_use_view(found: FleetSnapshot, book: Rulebook, words: str, user: str, now: datetime) -> MayUseView:
+    """`words`: a uuid or a unique beginning of it, an index, or gpu-0 as `observe` prints it."""
+    inventory = Inventory([view.subject for view in found.views])
+    held = claims(found.views, book, now, recorded=found.recorded, offers=found.offers)
+    # Without an inventory only the devices are known that workloads have.
+    known = {(one.place, one.device): one.device for one in held if one.device}
+    known |= {key: one.ref.name for key, one in inventory.devices.items()}
+    name = words.rpartition("/")[2].lower()
+    fitting = [key for key, called in known.items() if key[1] == words or called.lower() in (name, f"gpu-{name}")]
+    fitting = fitting or [key for key in known if key[1].lower().startswith(words.lower())]
+    if len(fitting) != 1:
+        every = ", ".join(inventory.name(*key) for key in fitting or known) or "none is known"
+        what = f"fits {len(fitting)} GPUs" if fitting else "fits no GPU"
+        raise UsageError(f'"{words}" {what}: {every}. Nothing is known about it, so do not hand it out.')
+    place, uid = fitting[0]
+    unread = [f"{one.what} of {one.platform}/{one.place}" for one in found.unseen]
+    answer, reason = may_use(place, uid, user, held, inventory, unread)
+    return MayUseView(at=now, device=uid, name=inventory.name(place, uid), user=user, answer=answer, reason=reason)
 
 
 def waste_view(found: FleetSnapshot, book: Rulebook, narrow: Narrow, now: datetime) -> WasteView:
