@@ -274,7 +274,7 @@ class Metrics(Collector):
 
     def captured(self, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
-            self.add("gpukeeper_captured_bytes_total", "logs" if "log" in name.lower() else "rest", by=len(content))
+            self.add("gpukeeper_captured_bytes_total", "logs" if _is_log(name) else "rest", by=len(content))
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
         values = self._counted[name]
@@ -351,6 +351,11 @@ class Metrics(Collector):
                 self.add("gpukeeper_bytes_returned_total", line.rule, by=max(line.bytes_back, 0))
         elif line.result not in NO_FAILURE:
             self.add("gpukeeper_failed_total", kind, line.result.value)
+
+
+def _is_log(name: str) -> bool:
+    """As all platforms name them. A pod may be called `catalog`."""
+    return name == "log.txt" or name.startswith("logs/")
 
 
 class CountedEvidence:
