@@ -1,5 +1,5 @@
-"""The offline view of a TrainJob: its init containers against the JobSet that a real Trainer makes, and the fields that are
-no TTL against the API server with its CRDs."""
+"""The offline view of a TrainJob: its init containers against the JobSet that a real Trainer makes, and the fields that
+are no TTL against the API server with its CRDs."""
 
 from __future__ import annotations
 
