@@ -36,7 +36,7 @@ from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Gone, Ref, Seen, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.capture import LOG, MANIFEST
-from gpukeeper.platforms.kubernetes.node_use import PodUse
+from gpukeeper.platforms.kubernetes.node_use import PodName, PodUse
 from gpukeeper.views.live import GpuState, GpuTile
 from tests.unit.engine.harness import Unwritable
 from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
@@ -496,7 +496,7 @@ def everything_told(metrics: Metrics) -> None:
         (StorageFacts(("docker", "node-1"), stored(), MINUTE),),
         Usage(device=1, mount_point="/", size=100, taken=75, free=25, inodes=None, inodes_free=None),
     )
-    metrics.node_use = PodUse(at=NOW, uses={})
+    metrics.node_use = PodUse(at=NOW, uses={}, logs={PodName("lab", "train-0", "uid"): 1})
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
     warned = WarningSent(

@@ -27,7 +27,7 @@ from gpukeeper.devices.busy import GpuUse
 from gpukeeper.engine.observe import TreeCount
 from gpukeeper.engine.ports import EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.interfaces.telemetry.machine import MachineFacts, of_machine
+from gpukeeper.interfaces.telemetry.machine import LARGEST, REST, MachineFacts, of_machine
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
 from gpukeeper.interfaces.terminal.watching import UnreportedLines
 from gpukeeper.lifecycle.rules import idle
@@ -38,7 +38,7 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import plain
-from gpukeeper.platforms.kubernetes.node_use import PROCESS_RESULTS, PodUse
+from gpukeeper.platforms.kubernetes.node_use import PROCESS_RESULTS, PodName, PodUse
 from gpukeeper.views.nodes import DISK, bytes_of
 from gpukeeper.wiring.session import Session
 
@@ -138,6 +138,16 @@ def of_node_use(seen: PodUse) -> Iterator[Metric]:
     results: Numbers = {(result,): seen.pods.processes.get(result, 0) for result in PROCESS_RESULTS}
     yield gauge("gpukeeper_pod_gpu_processes", results, "result")
     yield gauge("gpukeeper_pod_gpu_not_measured", _missing(seen, seen.uses), "what")
+    yield gauge("gpukeeper_pod_log_bytes", _largest_logs(seen.logs), "namespace", "pod", "pod_uid")
+
+
+def _largest_logs(logs: Mapping[PodName, int]) -> Numbers:
+    """The largest one by one, and the sum of all others."""
+    ranked = sorted(logs.items(), key=lambda pair: pair[1], reverse=True)
+    found: Numbers = {(pod.namespace, pod.name, pod.uid): size for pod, size in ranked[:LARGEST]}
+    if len(ranked) > LARGEST:
+        found["", REST, ""] = sum(size for _, size in ranked[LARGEST:])
+    return found
 
 
 def _use_values(seen: PodUse, uses: Mapping[str, GpuUse]) -> tuple[Numbers, Numbers, Numbers]:
