@@ -121,8 +121,8 @@ def test_the_size_of_an_ended_container_is_in_plan_and_in_observe(engine: Privat
     engine.until(lambda: engine.state("writer") == "exited", "it wrote")
     due = policy(retention={"succeeded": "0s"})
     planned = engine.gpukeeper("plan", "--json", policy=due)
-    (decision,) = json.loads(planned.out)["places"][0]["decisions"]
-    assert (decision["action"], 3 * MIB <= decision["size"] < 4 * MIB) == ("remove", True), planned.out
+    (step,) = [one for place in json.loads(planned.out)["places"] for one in place["steps"]]
+    assert 3 * MIB <= step["decision"]["size"] < 4 * MIB, planned.out
     for command in ("plan", "observe"):
         (line,) = [one for one in engine.gpukeeper(command, policy=due).out.splitlines() if "writer" in one]
         assert "3.0 MiB" in line

@@ -56,7 +56,7 @@ def test_the_commands_of_a_cleanup_guide(plane: ControlPlane, namespace: str, ne
     after = ours(harness, names)
     assert plane.api.names("jobs", namespace) == {"held", "failed", "half", "runs"}
     assert plane.api.names("pods", outside) == {"other"}
-    compare("What the commands of a cleanup guide remove", before, after)
+    compare("What the commands of a guide for leftovers remove", before, after)
 
 
 def test_the_workaround_for_trainjobs_without_a_ttl(

@@ -144,7 +144,7 @@ def of_node_use(seen: PodUse) -> Iterator[Metric]:
 def _largest_logs(logs: Mapping[PodName, int]) -> Numbers:
     """The largest one by one, and the sum of all others."""
     ranked = sorted(logs.items(), key=lambda pair: pair[1], reverse=True)
-    found: Numbers = {(pod.namespace, pod.name, pod.uid): size for pod, size in ranked[:LARGEST]}
+    found: Numbers = {(name.namespace, name.name, name.uid): size for name, size in ranked[:LARGEST]}
     if len(ranked) > LARGEST:
         found["", REST, ""] = sum(size for _, size in ranked[LARGEST:])
     return found
