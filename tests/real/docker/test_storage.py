@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ from gpukeeper.model.decision import Action
 from gpukeeper.model.ports import StorageBytes, WorkloadBytes
 from gpukeeper.model.unknown import Unknown
 from tests.cli.test_metrics import got, page_of
-from tests.real.docker.harness import MINE, Harness, ended, policy
+from tests.real.docker.harness import Harness, ended, policy
 from tests.real.docker.private_engine import DockerEngine, PrivateEngine
 
 MIB = 1024**2
@@ -113,16 +112,3 @@ def test_a_container_that_floods_its_log_is_reported_and_nothing_else(docker: Do
     assert "never rotates it" in " ".join(found["flood"].findings)
     assert found["limited"].findings == ()
     assert harness.decisions()["flood"].action is Action.KEEP
-
-
-def test_the_size_of_an_ended_container_is_in_plan_and_in_observe(engine: PrivateEngine) -> None:
-    """C15.1: without a daemon and without metrics, in the first listing."""
-    engine.run("writer", cmd=["dd", "if=/dev/zero", "of=/written", f"bs={MIB}", "count=3"], gpus=[0], labels=MINE)
-    engine.until(lambda: engine.state("writer") == "exited", "it wrote")
-    due = policy(retention={"succeeded": "0s"})
-    planned = engine.gpukeeper("plan", "--json", policy=due)
-    (step,) = [one for place in json.loads(planned.out)["places"] for one in place["steps"]]
-    assert 3 * MIB <= step["size"] < 4 * MIB, planned.out
-    for command in ("plan", "observe"):
-        (line,) = [one for one in engine.gpukeeper(command, policy=due).out.splitlines() if "writer" in one]
-        assert "3.0 MiB" in line
