@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -182,6 +182,24 @@ def holds(
     if part is None or not opened or not is_known(part.gpu_instance) or not is_known(part.compute_instance):
         return True
     return (whole.minor, part.gpu_instance, part.compute_instance) in opened
+
+
+def opened_by(
+    holder: Holder, gpus: Sequence[GpuFacts], minors: Mapping[int, tuple[int, int, int]]
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Each GPU that it has open, by minor, as uuids: of the slices that it opened, otherwise of the whole GPU. None if
+    the driver reports no GPU with that minor.
+    """
+    by_minor = {gpu.minor: gpu for gpu in gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
+    opened = {minors[number] for number in holder.capabilities if number in minors}
+    for minor in holder.minors:
+        gpu = by_minor.get(minor)
+        if gpu is None:
+            yield minor, ()
+            continue
+        parts = () if isinstance(gpu.slices, Unknown) else gpu.slices
+        mine = tuple(part.uuid for part in parts if (minor, part.gpu_instance, part.compute_instance) in opened)
+        yield minor, mine or (str(gpu.uuid),)
 
 
 def _holder(one: holders.Holder, proc: str) -> GpuHolder:

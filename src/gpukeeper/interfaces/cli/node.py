@@ -59,8 +59,16 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import GpuMemory
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.history import line_row, lines_view
-from gpukeeper.views.nodes import GpuCondition, NodeGpuView, NodeView, gpu_condition
-from gpukeeper.views.register import Register, RegisterEntry, RegisterEvent, entries_of
+from gpukeeper.views.nodes import (
+    GpuCondition,
+    NodeGpuView,
+    NodeView,
+    Register,
+    RegisterEntry,
+    RegisterEvent,
+    entries_of,
+    gpu_condition,
+)
 from gpukeeper.wiring import kubernetes
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from gpukeeper.model.subject import Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import plain
 from gpukeeper.platforms.kubernetes.node_use import PROCESS_RESULTS, PodName, PodUse
-from gpukeeper.views.nodes import DISK, bytes_of
+from gpukeeper.views.fleet import DISK, bytes_of
 from gpukeeper.wiring.session import Session
 
 OF_A_NODE, OF_A_DISK = ("platform", "place", "node"), ("platform", "place", "node", "disk")
