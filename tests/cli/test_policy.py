@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from gpukeeper.interfaces.cli.policy import app
 from gpukeeper.model.errors import PolicyError
 from tests.cli.fleet import Fleet
+from tests.docs.markdown import ROOT
 
 GOOD = """\
 preset: ds01
@@ -175,10 +176,11 @@ def test_an_expired_exemption_is_reported_by_check_show_and_plan(fleet: Fleet) -
 
 def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> None:
     words = ("try", "--policy", policy, "--owner", "ann", "--running-for", "6h", "--idle-for", "20m")
+    words = (*words, "--label", "ds01.managed=true")
     ran = run(*words)
     assert ran.exit_code == 0, ran.output
     rows = [line.split("  ") for line in ran.stdout.splitlines()]
-    assert "class     docker (recognized by docker)" in ran.stdout
+    assert "class     managed (recognized by docker)" in ran.stdout
     assert "owner     ann (group researcher)" in ran.stdout
     assert "state     running for 6h, idle for 20m, 1 GPU" in ran.stdout
     (head,) = [n for n, row in enumerate(rows) if row[0].startswith("WHEN")]
@@ -193,7 +195,7 @@ def test_try_prints_the_class_the_timeline_and_what_it_assumes(policy: Path) -> 
     assert answer["schema"] == "gpukeeper/policy-try/v1"
     assert [one["action"] for one in answer["timeline"]] == ["warn", "warn", "stop", "remove"]
     assert (answer["class"], answer["groups"], answer["end"]) == (
-        "docker",
+        "managed",
         ["researcher"],
         "The workload is then removed.",
     )
@@ -205,6 +207,21 @@ def test_try_gives_the_reason_it_has_its_class(policy: Path) -> None:
     assert f"class     serving (by match[0], {policy}:4)" in run(*tried, "--image", "triton:24").stdout
     assert "class     docker (recognized by docker; no entry of match applies)" in run(*tried).stdout
     assert "class     managed (by --class)" in run(*tried, "--class", "managed").stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "minutes"), [("development", 10), ("staging", 60), ("production", 24 * 60), ("", 24 * 60)]
+)
+def test_the_example_has_a_ttl_for_each_environment(environment: str, minutes: int) -> None:
+    """C5.6: 300 to 600 seconds, 3600 and 86400; what a minute before is kept is removed a minute later."""
+    example = ROOT / "examples" / "policies" / "cluster-environments.yaml"
+    words = ("--platform", "kubernetes", "--kind", "trainjob", "--outcome", "succeeded", "--environment", environment)
+    for ended, action in ((minutes - 1, "keep"), (minutes + 1, "remove")):
+        tried = run("try", "--policy", example, *words, "--ended-since", f"{ended}m", "--json")
+        assert json.loads(tried.stdout)["decision"]["action"] == action, tried.stdout
+    if environment:
+        shown = run("show", f"environments.{environment}.succeeded", "--policy", example).stdout
+        assert f"{example}:" in shown, "one source, with its line"
 
 
 @pytest.mark.parametrize(

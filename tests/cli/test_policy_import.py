@@ -24,7 +24,7 @@ def test_the_policy_is_printed_and_the_rest_is_listed(fleet: Fleet) -> None:
     assert ran.code == 3
     assert "mode: plan" in ran.out
     assert "rule require-a-team" in ran.err
-    assert "not translated" not in ran.out
+    assert "# Not translated:" in ran.out
 
 
 def test_a_written_policy_is_valid_and_never_replaces_a_file(fleet: Fleet, tmp_path: Path) -> None:
@@ -54,6 +54,27 @@ def test_limits_of_ds01_become_classes_of_a_docker_host(fleet: Fleet, tmp_path: 
     assert "idle: 30m  # defaults.idle_timeout" in ran.out
     assert "gpukeeper sets no quotas (memory)" in ran.err
     assert fleet.run("policy", "import", "--from", "ds01", str(limits), "--running").code == 2
+
+
+def test_the_files_beside_the_limits_are_read_and_one_that_cannot_be_read_is_an_error(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    limits = tmp_path / "resource-limits.yaml"
+    limits.write_text("defaults: {idle_timeout_h: 0.5}\ngroups: {student: {}, faculty: {idle_timeout_h: 2}}\n")
+    (tmp_path / "groups").mkdir()
+    (tmp_path / "groups" / "faculty.members").write_text("ann  # professor\n")
+    (tmp_path / "lifecycle-exemptions.yaml").write_text(
+        "exemptions: [{username: bob, exempt_from: [idle_timeout_h], reason: thesis, expires_on: null}]\n"
+    )
+    ran = fleet.run("policy", "import", "--from", "ds01", str(limits))
+    assert ran.code == 3
+    assert "members: [ann]  # faculty" in ran.out
+    assert "{owner: bob, rules: [idle], reason: thesis}  # lifecycle-exemptions.yaml" in ran.out
+    assert "there is no user-overrides.yaml beside it" in ran.err
+    (tmp_path / "user-overrides.yaml").mkdir()
+    refused = fleet.run("policy", "import", "--from", "ds01", str(limits))
+    assert (refused.code, refused.out) == (2, "")
+    assert "user-overrides.yaml could not be read" in refused.err
 
 
 def test_json_has_the_policy_and_the_list(fleet: Fleet) -> None:

@@ -1,4 +1,5 @@
-"""Every alert rule in deploy/prometheus fires after its `for`, not at the border, and resolves; each has a runbook."""
+"""Every alert rule in deploy/prometheus and of the operator fires after its `for`, not at the border, and resolves.
+Each alert rule of the repository has an impact and a runbook."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from ruamel.yaml import YAML
 
 from gpukeeper.interfaces.telemetry.series import COUNTERS, GAUGES
 from tests import engines
+from tests.docs import markdown
 from tests.docs.markdown import ROOT
 from tests.patience import PATIENCE
 
@@ -19,7 +21,8 @@ pytestmark = pytest.mark.slow
 
 DEPLOY = ROOT / "deploy" / "prometheus"
 RUNBOOKS = ROOT / "docs" / "runbooks"
-FILES = sorted(DEPLOY.glob("*.yaml"))
+OF_OPERATORS = ROOT / "examples" / "kubernetes" / "alerts.yaml"
+FILES = [*sorted(DEPLOY.glob("*.yaml")), OF_OPERATORS]
 GROUPS = [group for file in FILES for group in YAML(typ="safe").load(file)["groups"]]
 RULES: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 UNITS = {"m": 1, "h": 60, "d": 24 * 60}
@@ -28,6 +31,7 @@ FS = '{instance="n1",mountpoint="/",fstype="ext4"}'
 GPU = '{instance="n1",place="n1",gpu="gpu-0",uuid="GPU-0"'
 SLICE = '{instance="n1",place="n1",gpu="gpu-0-slice-1",uuid="MIG-1",state="free"}'
 ENGINE = '{instance="n1",platform="docker",place="n1"'
+LEADER, FINISHED = 'gpukeeper_leader{instance="op-1"}', '{instance="op-1"'
 # Series by alert: the value that fires, and the value at the border, which does not.
 LEVELS: dict[str, dict[str, tuple[float, float]]] = {
     "HostDown": {'up{job="node",instance="n1"}': (0, 1)},
@@ -89,6 +93,26 @@ LEVELS: dict[str, dict[str, tuple[float, float]]] = {
         f'gpukeeper_workload_written_bytes{ENGINE},workload="train"}}': (100000000001, 100000000000),
         f'gpukeeper_workload_written_bytes{ENGINE},workload="(other)"}}': (900000000000, 900000000000),
     },
+    "GpukeeperTwoLeaders": {'gpukeeper_leader{instance="op-1"}': (1, 1), 'gpukeeper_leader{instance="op-2"}': (1, 0)},
+    "GpukeeperLeaseDenied": {'gpukeeper_lease_denied{instance="op-1"}': (1, 0)},
+    "GpukeeperOverdue": {"gpukeeper_oldest_overdue_seconds": (21601, 21600)},
+    "GpukeeperBreakerOpen": {"gpukeeper_breaker_open": (1, 0)},
+    "GpukeeperUnseen": {"gpukeeper_unseen": (1, 0)},
+    # What ended in the last hour, what the host has, and another kind do not count.
+    "GpukeeperFinishedPileUp": {
+        LEADER: (1, 1),
+        f'gpukeeper_finished{FINISHED},kind="trainjob",age="<1h"}}': (500, 500),
+        f'gpukeeper_finished{FINISHED},kind="trainjob",age="<1d"}}': (101, 100),
+        f'gpukeeper_finished{FINISHED},kind="trainjob",age="<7d"}}': (100, 100),
+        f'gpukeeper_finished{FINISHED},kind="job",age="<7d"}}': (200, 200),
+        'gpukeeper_finished{instance="n1",kind="container",age="<7d"}': (900, 900),
+    },
+    "GpukeeperFinishedOld": {
+        LEADER: (1, 1),
+        f'gpukeeper_finished{FINISHED},kind="trainjob",age=">=30d"}}': (1, 0),
+        f'gpukeeper_finished{FINISHED},kind="trainjob",age="<30d"}}': (200, 200),
+        'gpukeeper_finished{instance="n1",kind="container",age=">=30d"}': (9, 9),
+    },
     "GpukeeperPassSlow": {"gpukeeper_pass_seconds": (301, 300)},
     "GpukeeperPodGpuNotMeasured": {
         'gpukeeper_pod_gpu_not_measured{instance="n1",what="use"}': (1, 0),
@@ -139,12 +163,27 @@ COURSES: dict[str, tuple[dict[str, str], int, int, int]] = {
         120,
         128,
     ),
+    "GpukeeperSilent": (
+        {LEADER: "1x300", 'gpukeeper_last_pass_timestamp_seconds{instance="op-1"}': "0x50 3060+60x200"},
+        40,
+        41,
+        60,
+    ),
+    "GpukeeperFailing": ({'gpukeeper_failed_total{kind="job",result="refused"}': "0+1x60 60x300"}, 20, 30, 150),
     "GpukeeperPassFailed": ({'gpukeeper_passes_failed_total{place="n1"}': "0x10 1x300"}, 10, 17, 90),
     "GpukeeperWarningsNotDelivered": ({'gpukeeper_warnings_total{delivered="false"}': "0x10 1x300"}, 10, 17, 90),
 }
-# Also: a host that vanished, and a Prometheus that was never there.
+# Also: a host that vanished, a Prometheus that was never there, and 500 TrainJobs of one week.
 MORE: dict[str, list[tuple[dict[str, str], int, int, int]]] = {
     "RayHeadDown": [({'up{job="ray-head",instance="n1"}': "1x10"}, 60, 72, 100)],
+    "GpukeeperFinishedPileUp": [
+        (
+            {LEADER: "1x400", f'gpukeeper_finished{FINISHED},kind="trainjob",age="<7d"}}': "0+10x50 500x60 0x100"},
+            80,
+            81,
+            115,
+        )
+    ],
     "MonitoringDown": [({"up": "1x300", 'up{job="prometheus"}': "_x20 1x200"}, 4, 6, 30)],
 }
 
@@ -202,13 +241,12 @@ def test_every_rule_fires_after_its_time_and_resolves(tmp_path: Path) -> None:
 
 
 def test_no_name_is_used_twice_among_all_rules() -> None:
-    """Those of examples/ and deploy/ can be loaded together."""
+    """Those of examples/ and deploy/ can be loaded together. Two are the same of hosts and of operators."""
     names = [rule["alert"] for group in GROUPS for rule in group["rules"]]
     others = YAML(typ="safe").load(ROOT / "examples" / "prometheus" / "ray-alerts.yaml")["groups"]
-    cluster = YAML(typ="safe").load(ROOT / "examples" / "kubernetes" / "alerts.yaml")["groups"]
-    shipped = {rule["alert"] for group in [*others, *cluster] for rule in group["rules"]}
+    shipped = {rule["alert"] for group in others for rule in group["rules"]}
     assert len(names) == len(set(names))
-    assert not set(names) & shipped
+    assert set(names) & shipped == {"GpukeeperOverdue", "GpukeeperFailing"}
 
 
 def test_a_rule_has_all_its_parts() -> None:
@@ -219,14 +257,38 @@ def test_a_rule_has_all_its_parts() -> None:
         for part, is_right in {
             "severity": rule["labels"]["severity"] in {"info", "warning", "critical"},
             "category": re.fullmatch(r"[a-z]+", rule["labels"]["category"]),
-            "annotations": set(rule["annotations"]) == {"summary", "description", "impact", "runbook"},
+            "annotations": set(rule["annotations"]) - {"action"} == {"summary", "description", "impact", "runbook"},
             "runbook": rule["annotations"].get("runbook") == f"docs/runbooks/{name}.md",
             "a host in expr": not re.search(r"\d+\.\d+\.\d+\.\d+|instance=|\.lab\b", rule["expr"]),
             "for": minutes(rule) > 0,
         }.items()
         if not is_right
     ]
-    assert not wrong, f"correct them in {DEPLOY.name}: {wrong}"
+    assert not wrong, f"correct them in {DEPLOY.name} or {OF_OPERATORS.name}: {wrong}"
+
+
+def test_every_alert_of_the_repository_has_an_impact_and_a_runbook_that_exists() -> None:
+    """C15.4: in any rule file, also one that is added later."""
+    found, wrong = 0, []
+    for file in sorted(one for folder in ("deploy", "examples") for one in (ROOT / folder).rglob("*.yaml")):
+        if not (rules := alerts_in(file.read_text())):
+            continue
+        for rule in rules:
+            found += 1
+            page, _, anchor = rule["annotations"].get("runbook", "").partition("#")
+            there = page and (ROOT / page).is_file() and (not anchor or anchor in markdown.anchors(ROOT / page))
+            if not rule["annotations"].get("impact") or not there:
+                wrong.append(f"{file.relative_to(ROOT)}: {rule['alert']}")
+    assert found > len(RULES), "the rule files were not found"
+    assert not wrong, f"add an impact and a runbook that exists: {wrong}"
+
+
+def alerts_in(text: str) -> list[dict[str, Any]]:
+    """Of a rule file or a PrometheusRule; none in other files."""
+    if not re.search(r"^ *- alert:", text, re.MULTILINE):
+        return []
+    loaded = YAML(typ="safe").load(text)
+    return [rule for group in loaded.get("spec", loaded)["groups"] for rule in group["rules"] if "alert" in rule]
 
 
 def test_every_rule_has_a_runbook_and_every_runbook_a_rule() -> None:

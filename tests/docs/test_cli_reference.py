@@ -21,6 +21,7 @@ DESIGNED = (
 )
 # There since, and not in that list.
 ADDED = (
+    "node may-use",
     "tidy",
     "policy try",
     "policy schedule",

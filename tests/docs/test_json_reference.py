@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.fleet import Fleet
+from gpukeeper.model.subject import State
+from tests.cli.fleet import Fleet, ago
 from tests.docs.markdown import ROOT
 
 pytestmark = pytest.mark.slow
@@ -32,6 +33,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "explain-manifest": ("explain", "run-7", "--manifest", str(MANIFEST)),
     "workload-list": ("workload", "list"),
     "node-list": ("node", "list"),
+    "node-may-use": ("node", "may-use", "GPU-7", "--user", "ann"),
     "node-register": ("node", "register"),
     "node-show": ("node", "show", "GPU-1"),
     "request": ("workload", "hold", "train", "--for", "1h"),
@@ -114,6 +116,7 @@ def test_a_document_has_the_documented_fields(schema: str, tmp_path: Path) -> No
     fleet = Fleet(tmp_path)
     fleet.ended("eval", days=2)
     fleet.ended("train", days=0.5)
+    fleet.add("busy", state=State.RUNNING, started=ago(hours=1), devices=("GPU-7",))
     if schema in NEEDS_A_LEDGER:
         fleet.run("apply", "--yes")
     ran = fleet.run_cold(*_with_a_run(fleet, COMMANDS[schema]), "--json")  # each command once without shared imports

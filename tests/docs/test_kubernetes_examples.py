@@ -3,6 +3,7 @@ tests/real/kube/test_examples.py."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
@@ -181,13 +182,27 @@ def test_the_cron_job_never_overlaps_and_keeps_three_of_each() -> None:
 
 
 def test_every_image_is_pinned_and_every_pod_is_ours_by_label() -> None:
-    templates = [one["spec"]["template"] for kind in ("Deployment", "StatefulSet") for _, one in objects(kind)]
-    templates += [one["spec"]["jobTemplate"]["spec"]["template"] for _, one in objects("CronJob")]
-    assert len(templates) == 4
-    for template in templates:
-        assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "gpukeeper"
-        for container in template["spec"]["containers"]:
-            assert "@sha256:" in container["image"]
+    """C6.3: of whatever kind, now or later; by the digest, which names one image for good."""
+    found = [(path.name, one) for path in FILES for document in documents(path) for one in pod_templates(document)]
+    assert {name for name, _ in found} == {
+        *("agent.yaml", "cronjob.yaml", "namespaced.yaml", "operator.yaml", "operator-standby.yaml"),
+    }
+    for name, template in found:
+        assert template["metadata"]["labels"]["app.kubernetes.io/name"] in {"gpukeeper", "gpukeeper-agent"}, name
+        spec = template["spec"]
+        for container in [*spec["containers"], *spec.get("initContainers", ())]:
+            assert re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", container["image"]), name
+
+
+def pod_templates(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if "containers" in value.get("spec", ()):
+            yield value
+        for one in value.values():
+            yield from pod_templates(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from pod_templates(one)
 
 
 def test_both_forms_of_the_alerts_are_the_same() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpukeeper.model.event import NodeMarked, NodeTested
 from gpukeeper.model.gpu import Grade
-from gpukeeper.views.register import register
+from gpukeeper.views.nodes import register
 from tests.unit.views.test_register import NOW, marked, run_line
 
 DAYS = st.integers(0, 200)

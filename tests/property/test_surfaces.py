@@ -44,10 +44,9 @@ from gpukeeper.model.decision import Action, View
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Hold, Shape
 from gpukeeper.model.words import due_in_words
-from gpukeeper.views.fleet import gpus_view
+from gpukeeper.views.fleet import gpus_view, top_view
 from gpukeeper.views.live import Delta, row_id
 from gpukeeper.views.live_rows import LiveRows
-from gpukeeper.views.top import top_view
 from tests.effort import examples
 from tests.property.strategies import NOW, policy, view
 from tests.unit.interfaces.web.sites import Dashboard, dashboard
@@ -122,7 +121,7 @@ def shows(site: Dashboard, some: Work) -> None:
     (known,) = source.machines.values()
     head = msgspec.structs.replace(known, gpus=(), workloads=(), at=NOW)
     made = rows.view(head)
-    site.call(lambda: source._machines.change(Delta(head=head), made))
+    site.call(lambda: source.change(Delta(head=head), made))
 
 
 def read(page: str) -> str:

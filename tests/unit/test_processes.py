@@ -26,11 +26,11 @@ import gpukeeper
 from gpukeeper.clients import ray as rayjobs
 from gpukeeper.devices.driver.client import CHILD, query_once
 from gpukeeper.disk import worker_pool
+from gpukeeper.interfaces import demo_web
 from gpukeeper.interfaces.daemon import web
 from gpukeeper.interfaces.link import Welcome, new_revocations
 from gpukeeper.notify import apprise, apprise_child
 from gpukeeper.processes import KEPT, Tail, environment, last_line, read_at_most, running
-from gpukeeper.wiring import demo_backtest
 from tests.patience import PATIENCE, PATIENT
 
 COMMANDS = {
@@ -38,7 +38,7 @@ COMMANDS = {
     "disk": worker_pool.CHILD,
     "web": web.CHILD,
     "apprise": apprise.CHILD,
-    "demo": demo_backtest.CHILD,
+    "demo": demo_web.CHILD,
 }
 HOSTILE = "import pathlib; pathlib.Path({mark!r}).touch(); raise SystemExit\n"
 
@@ -103,7 +103,7 @@ def start_apprise(folder: Path) -> None:
 
 
 def start_demo(folder: Path) -> None:
-    with demo_backtest._start("not a policy") as running:
+    with demo_web._start("not a policy") as running:
         running.communicate()
 
 

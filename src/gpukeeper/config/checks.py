@@ -261,6 +261,8 @@ def _groups(file: PolicyFile) -> Iterator[Problem]:
                 f'this machine has no Unix group "{group.unix_group}". Write one that `getent group` lists,'
                 " or the names under members.",
             )
+        for i, class_ in enumerate(group.classes):
+            yield from _class_exists(class_, ("groups", name, "classes", i), file)
 
 
 def _matches(file: PolicyFile) -> Iterator[Problem]:

@@ -44,6 +44,7 @@ BUILT_IN: dict[str, Any] = {
     }
 }
 
+_BY_OWNER = ["managed", "compose", "docker"]
 _STOPPED = {"idle": "30m", "on_idle": "stop", "after_idle": "remove", "on_max_runtime": "stop"}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -59,10 +60,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         # One host has few workloads: two or three that are idle overnight are no sign of a broken world.
         "breaker": {"floor": 3},
         # The members of a group are defined by the site.
+        # Not of dev containers, which a person uses, and not of jobs that end by themselves.
         "groups": {
-            "student": {"max_runtime": "24h"},
-            "researcher": {"max_runtime": "48h"},
-            "faculty": {"max_runtime": "72h"},
+            "student": {"max_runtime": "24h", "classes": _BY_OWNER},
+            "researcher": {"max_runtime": "48h", "classes": _BY_OWNER},
+            "faculty": {"max_runtime": "72h", "classes": _BY_OWNER},
             "admin": {"hold_after_stop": "1h"},
         },
     },
@@ -80,10 +82,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warnings": {"idle": ["80%", "95%"], "require_delivery": False},
         "demand": {"idle_factor": "50%"},
         "breaker": {"floor": 3},
+        # There the limits of a person are those of containers that its own commands made; other types have their own.
         "groups": {
-            "student": {"idle": "30m", "max_runtime": "24h"},
-            "researcher": {"idle": "1h", "max_runtime": "48h"},
-            "faculty": {"idle": "2h", "max_runtime": "72h"},
+            "student": {"idle": "30m", "max_runtime": "24h", "classes": ["managed"]},
+            "researcher": {"idle": "1h", "max_runtime": "48h", "classes": ["managed"]},
+            "faculty": {"idle": "2h", "max_runtime": "72h", "classes": ["managed"]},
             "admin": {"hold_after_stop": "1h"},
         },
     },

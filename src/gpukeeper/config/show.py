@@ -157,7 +157,7 @@ class OwnerView:
 def for_owner(loaded: Loaded, owner: str) -> OwnerView:
     """What applies to this owner in each class, after groups."""
     policy = loaded.policy
-    groups = [name for name, group in policy.groups.items() if owner in group.members]
+    groups = [name for name, group in policy.groups.items() if group.has(owner)]
     return OwnerView(
         owner,
         groups,
@@ -216,7 +216,8 @@ def _group_origin(loaded: Loaded, class_name: str, groups: list[str], name: str)
     """The group whose value holds, with its factor; None where no group gives one."""
     policy = loaded.policy
     own = policy.classes[class_name]
-    found = [(span, group) for group in groups if (span := of_group(own, policy.groups[group], name)) is not None]
+    mine = [group for group in groups if policy.groups[group].limits(class_name)]
+    found = [(span, group) for group in mine if (span := of_group(own, policy.groups[group], name)) is not None]
     if not found:
         return None
     giver = max(found, key=lambda pair: pair[0])[1]

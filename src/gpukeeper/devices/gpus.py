@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -184,6 +184,24 @@ def holds(
     return (whole.minor, part.gpu_instance, part.compute_instance) in opened
 
 
+def opened_by(
+    holder: Holder, gpus: Sequence[GpuFacts], minors: Mapping[int, tuple[int, int, int]]
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Each GPU that it has open, by minor, as uuids: of the slices that it opened, otherwise of the whole GPU. None if
+    the driver reports no GPU with that minor.
+    """
+    by_minor = {gpu.minor: gpu for gpu in gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
+    opened = {minors[number] for number in holder.capabilities if number in minors}
+    for minor in holder.minors:
+        gpu = by_minor.get(minor)
+        if gpu is None:
+            yield minor, ()
+            continue
+        parts = () if isinstance(gpu.slices, Unknown) else gpu.slices
+        mine = tuple(part.uuid for part in parts if (minor, part.gpu_instance, part.compute_instance) in opened)
+        yield minor, mine or (str(gpu.uuid),)
+
+
 def _holder(one: holders.Holder, proc: str) -> GpuHolder:
     try:
         state, parent = parse_parent(holders.text_of(Path(proc, str(one.pid), "stat")))
@@ -241,6 +259,13 @@ def is_service(one: Holder, proc: str = "/proc") -> bool:
     if one.comm in INFRASTRUCTURE and (one.uid < holders.FIRST_PERSON_UID or one.comm in OF_A_SESSION):
         return one.container is None or one.comm in IN_A_WORKLOAD  # root in a container may be any user
     return one.uid in (0, os.geteuid()) and _is_ours(one.pid, proc)
+
+
+def services_on(gpu: GpuFacts, found: holders.Holders, proc: str = "/proc") -> tuple[str, ...]:
+    """Services that have this GPU open, by pid and name. Without ours, which close it before a reset."""
+    minors = holders.mig_minors(proc)
+    here = [one for one in found.found if one.comm in INFRASTRUCTURE and is_service(one, proc)]
+    return tuple(f"pid {one.pid} ({one.comm})" for one in here if holds(one, gpu, None, minors))
 
 
 def _is_ours(pid: int, proc: str) -> bool:

@@ -87,8 +87,6 @@ class TreeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     uids: frozenset[int] = frozenset()  # owners of all its entries; with a problem, of those that were read
     read: datetime | None = None  # the newest read of a file after its last change; None: none is recorded
     content: datetime | Unknown = Unknown("not measured")  # newest modification or change, without the top's own change
-    # expected from removing it: nothing of files that have a link elsewhere
-    back: int | Unknown = Unknown("not measured")
 
     @property
     def tree_uid(self) -> str:
@@ -187,15 +185,20 @@ def instant(ns: int) -> datetime:
     return EPOCH + timedelta(microseconds=-(-ns // 1000))
 
 
+def unmeasured(device: int, inode: int, uid: int, why: Unknown) -> TreeMeasurement:
+    """A tree that was not walked."""
+    return TreeMeasurement(
+        device=device, inode=inode, uid=uid, size=why, entries=1, newest=why, ctime_ns=why, problems=(why.why,)
+    )
+
+
 def _mount_point(name: str, parent: int) -> TreeMeasurement | None:
     """A filesystem that never answers may be mounted there: it is not queried."""
     try:
         top = kernel.status_of(f"/proc/self/fd/{parent}/{name}")
     except FileNotFoundError:
         return None
-    why = Unknown(MOUNT_POINT)
-    about = {"device": top.dev, "inode": top.ino, "uid": top.uid}
-    return TreeMeasurement(**about, size=why, entries=1, newest=why, ctime_ns=why, problems=(MOUNT_POINT,), back=why)
+    return unmeasured(top.dev, top.ino, top.uid, Unknown(MOUNT_POINT))
 
 
 def _measure_folder(
@@ -269,5 +272,4 @@ def _result(tally: WalkTotals, top: os.stat_result) -> TreeMeasurement:
         uids=frozenset(tally.uids),
         read=instant(tally.read_ns) if tally.read_ns else None,
         content=instant(tally.content_ns) if unknown is None else unknown,
-        back=tally.back() if unknown is None else unknown,
     )

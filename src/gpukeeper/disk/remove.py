@@ -93,7 +93,6 @@ def _has_acl(directory: int) -> bool:
 
 ALONE = 2_000  # entries; larger trees are deleted by worker processes, so that this one stays responsive
 SHARE = 5_000  # entries after which such a process returns what is left, and reports
-NOTABLE = 64 * 1024 * 1024  # bytes by which the filesystem may differ from our count without being reported
 _CREW = threading.Lock()  # one group of worker processes at a time, however many removals are in progress
 StillFree: TypeAlias = Callable[[int], str | Unknown | None]
 
@@ -112,14 +111,12 @@ class ExpectedTree(msgspec.Struct, frozen=True):
 
 class TreeRemoval(msgspec.Struct, frozen=True, kw_only=True):
     """`bytes_back`: the blocks of everything whose last link was removed by us, unaffected by concurrent writes. A file
-    with a link elsewhere returned nothing. `free_grew`: what the filesystem reports, others included.
+    with a link elsewhere returned nothing.
     """
 
     entries: int
     bytes_back: int | Unknown
     left: tuple[str, ...] = ()  # a sentence for each entry that could not be removed, the first 20 and a count
-    free_grew: int | Unknown = Unknown("not measured")
-    note: str | None = None  # if the two figures contradict each other
 
 
 RemovalResult: TypeAlias = TreeRemoval | Changed | Refused | Unknown
@@ -290,14 +287,12 @@ class _Act:
         why = _found(tally, msgspec.structs.replace(checks, ctime_ns=None))
         if why is not None:
             return self.undo(why)
-        free = free_bytes(self.bin.fd)
         self._mark_for_deletion()
         eraser = TreeDeleter(self.until)
         eraser.remove_file(self.bin.fd, self.taken.name)
-        return removal_of(eraser, free, self.bin)
+        return removal_of(eraser, self.bin)
 
     def _delete(self, tree: int, entries: int) -> TreeRemoval:
-        free = free_bytes(self.bin.fd)
         self._mark_for_deletion()
         eraser = TreeDeleter(self.until)
         if entries < ALONE:
@@ -307,7 +302,7 @@ class _Act:
                 self._share_out(tree, eraser)
         if eraser.stopped is None and not eraser.left_count:
             eraser.remove_empty(self.bin.fd, os.fsencode(self.taken.name))
-        return removal_of(eraser, free, self.bin)
+        return removal_of(eraser, self.bin)
 
     def _share_out(self, tree: int, eraser: TreeDeleter) -> None:
         later: list[bytes] = []
@@ -396,25 +391,13 @@ def used_by(pid: int) -> str:
     return "it is in use: mounted somewhere, or by the kernel itself" if pid == KERNEL else f"it is in use by pid {pid}"
 
 
-def removal_of(eraser: TreeDeleter, before: int, bin_: Trash) -> TreeRemoval:
+def removal_of(eraser: TreeDeleter, bin_: Trash) -> TreeRemoval:
     left = tuple(eraser.left)
     if eraser.left_count > len(left):
         left += (f"and {eraser.left_count - len(left):,} more",)
     if eraser.stopped is not None:
         left += (f"it {eraser.stopped}; the rest is in {bin_.name}, and the next pass continues",)
-    back, grew = eraser.back(), free_bytes(bin_.fd) - before
-    note = None
-    if abs(grew - back) > max(NOTABLE, back // 10):
-        note = (
-            f"{back:,} bytes were removed and the free space grew by {grew:,}: other processes wrote or removed "
-            "files at the same time"
-        )
-    return TreeRemoval(entries=eraser.entries, bytes_back=back, left=left, free_grew=grew, note=note)
-
-
-def free_bytes(fd: int) -> int:
-    found = os.fstatvfs(fd)
-    return found.f_bfree * found.f_frsize
+    return TreeRemoval(entries=eraser.entries, bytes_back=eraser.back(), left=left)
 
 
 def _is_past(until: float) -> bool:
@@ -460,13 +443,12 @@ def remove_files(
             raise
         if not free:
             return FileRemoval(removal=_NOTHING, removed=(), kept=kept)
-        before_bytes = free_bytes(bin_.fd)
         bin_.mark_for_deletion()
         eraser = TreeDeleter(until)
         for name in free:
             eraser.remove_file(bin_.fd, name)
         gone = tuple(name for name in free if not _is_there(bin_.fd, name))
-        return FileRemoval(removal=removal_of(eraser, before_bytes, bin_), removed=gone, kept=kept)
+        return FileRemoval(removal=removal_of(eraser, bin_), removed=gone, kept=kept)
 
 
 def _keep_used(

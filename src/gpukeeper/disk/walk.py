@@ -67,7 +67,7 @@ class WalkTotals:
         self.held_by: int | None = None
         self.problems: list[str] = []
         self.uids: set[int] = set()  # owners of the entries
-        self.links: dict[Identity, list[int]] = {}  # of files with several links: links it has, links seen here, blocks
+        self.links: dict[Identity, list[int]] = {}  # of files with several links: links seen here, blocks
 
     def add(self, found: list[os.stat_result]) -> None:
         """Written for speed, a thousand entries at a time: trees often have millions."""
@@ -95,11 +95,6 @@ class WalkTotals:
         """Allocated on disk; a file with several links counts once."""
         return self.blocks * BLOCK
 
-    def back(self) -> int:
-        """What removing all of it would return: nothing of a file that has a link elsewhere."""
-        elsewhere = sum(blocks for links, seen, blocks in self.links.values() if seen < links)
-        return (self.blocks - elsewhere) * BLOCK
-
     def record(self) -> dict[str, Any]:
         return {
             "entries": self.entries,
@@ -126,11 +121,11 @@ class WalkTotals:
         self.uids.update(other["uids"])
         for problem in other["problems"]:
             self.problem(problem)
-        for device, inode, links, seen, blocks in other["links"]:
-            known = self.links.setdefault((device, inode), [links, 0, blocks])
-            if known[1]:
+        for device, inode, seen, blocks in other["links"]:
+            known = self.links.setdefault((device, inode), [0, blocks])
+            if known[0]:
                 self.blocks -= blocks  # both had counted it
-            known[1] += seen
+            known[0] += seen
 
     def _count_users(self, found: Iterable[os.stat_result]) -> None:
         for one in found:
@@ -147,9 +142,9 @@ class WalkTotals:
             self.devices += kind in {stat.S_IFCHR, stat.S_IFBLK}
 
     def _add_link(self, one: os.stat_result) -> None:
-        known = self.links.setdefault((one.st_dev, one.st_ino), [one.st_nlink, 0, one.st_blocks])
-        known[1] += 1
-        if known[1] > 1:
+        known = self.links.setdefault((one.st_dev, one.st_ino), [0, one.st_blocks])
+        known[0] += 1
+        if known[0] > 1:
             self.blocks -= one.st_blocks
 
 

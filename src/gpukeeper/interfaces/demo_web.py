@@ -8,11 +8,14 @@ keep up with virtual time. What was recorded in them is written to the files bef
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +23,9 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from gpukeeper.config.load import load_text
+from gpukeeper.backtest.comparison import compare
+from gpukeeper.config.load import Loaded, load_text
+from gpukeeper.config.sections import deciding_digest
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.engine.ports import EvidenceStore, Ledger, UsageStore
@@ -31,13 +36,18 @@ from gpukeeper.interfaces.link import Answer, Demo, Question
 from gpukeeper.ledger.evidence import DirectoryEvidence, safe_name
 from gpukeeper.ledger.files import usage_path
 from gpukeeper.ledger.in_memory import InMemoryLedger, InMemorySignals
-from gpukeeper.ledger.journal import open_ledger
+from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.ledger.logins import LoginKind, Logins, open_logins
+from gpukeeper.ledger.meta import BacktestRecord, record_backtest
 from gpukeeper.ledger.signals import open_signals
 from gpukeeper.ledger.usage import open_usage
+from gpukeeper.lifecycle.replay import GIVEN, grid
+from gpukeeper.lifecycle.replay_outcome import Judging
 from gpukeeper.lifecycle.settings import Rulebook
+from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence
-from gpukeeper.model.ports import Signals
+from gpukeeper.model.policy import Policy
+from gpukeeper.model.ports import Clock, Signals
 from gpukeeper.model.series import Sample, UsageFold
 from gpukeeper.model.subject import Ref
 from gpukeeper.model.unknown import Unknown
@@ -46,8 +56,10 @@ from gpukeeper.notify.terminals import InsideWorkload
 from gpukeeper.platforms.simulated.adapter import SimulatedTerminal
 from gpukeeper.platforms.simulated.demo import ShownMeter, ShownPlatform, owners_hold, recorded, shown_world
 from gpukeeper.platforms.simulated.world import PacedLoop, World, run_virtually
+from gpukeeper.processes import DIRECTORY, environment, module_command
+from gpukeeper.traces.synthetic import SyntheticTrace
+from gpukeeper.views.backtest import TraceFacts, record_of, report
 from gpukeeper.wiring.demo import DEMO_POLICY
-from gpukeeper.wiring.demo_backtest import record_in_background
 from gpukeeper.wiring.session import Session
 
 PACE = 60.0
@@ -106,7 +118,7 @@ class FleetDemo:
             group.create_task(watch(Watch(session.keeper, lambda: session.book, stop)))
             holding = group.create_task(owners_hold(session.keeper, session.book, self._world, stop, HOLDING))
             clock = session.keeper.clock
-            backtest = group.create_task(record_in_background(session.ledger, clock, session.loaded, POLICY))
+            backtest = group.create_task(_backtest(session.ledger, clock, session.loaded))
             await stop.wait()
             holding.cancel()
             backtest.cancel()
@@ -181,21 +193,13 @@ async def _serve(fleet: FleetDemo, listener: socket.socket, log: Callable[[str],
     stop, session = asyncio.Event(), fleet.session
     for number in (signal.SIGTERM, signal.SIGINT):
         fleet.loop.add_signal_handler(number, stop.set)
-    session.keeper.live.enabled, session.keeper.request_state.enabled = True, True
-    logins = open_logins(session.ledger.path)
-    web = DemoWeb(session, logins, listener, log)
-    child = WebChild(web, listener, log)
-    serving = asyncio.create_task(child.supervise())
-    try:
-        _print_links(web, f"http://localhost:{listener.getsockname()[1]}", log)
-        await fleet.play(stop)
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        await child.end_replies()
-        web.close()
-        logins.close()
-        session.close()
+    session.keeper.request_state.enabled = True
+    with closing(session), closing(open_logins(session.ledger.path)) as logins:
+        web = DemoWeb(session, logins, listener, log)
+        with closing(web):
+            async with WebChild(web, listener, log).kept_running():
+                _print_links(web, f"http://localhost:{listener.getsockname()[1]}", log)
+                await fleet.play(stop)
 
 
 def _print_links(web: DemoWeb, url: str, log: Callable[[str], None]) -> None:
@@ -230,3 +234,53 @@ class DemoWeb(WebProcess):
             request = msgspec.structs.replace(question.request, token=made.secret)
             question = msgspec.structs.replace(question, request=request)
         return await super().answer(question)
+
+
+# A backtest for its dashboard: a synthetic trace under its policy and other idle limits, in a process of its own with
+# low priority, so that the demo starts as soon as without it.
+SEED, WORKLOADS, DAYS = 7, 48, 14
+HOURS = (1, 2, 5, 12)
+NICE = 10
+CHILD = module_command("gpukeeper.interfaces.demo_web")
+
+
+async def _backtest(ledger: SqliteLedger, clock: Clock, loaded: Loaded) -> None:
+    """Cancelled: its process is ended, and nothing is recorded."""
+    child = _start(POLICY)
+    try:
+        found, _ = await asyncio.to_thread(child.communicate)
+    finally:
+        child.kill()
+    if child.returncode == 0:
+        record = reading.decode(found, BacktestRecord)
+        record = msgspec.structs.replace(record, at=clock.now())  # the demo has a time of its own
+        await record_backtest(ledger, deciding_digest(loaded.policy), record)
+
+
+def _start(text: str) -> subprocess.Popen[bytes]:
+    """`text`: of the policy."""
+    none, out = subprocess.DEVNULL, subprocess.PIPE
+    return subprocess.Popen([*CHILD, text], stdin=none, stdout=out, stderr=none, env=environment(), cwd=DIRECTORY)
+
+
+def computed(policy: Policy, workloads: int = WORKLOADS, hours: tuple[int, ...] = HOURS) -> BacktestRecord:
+    trace = SyntheticTrace(SEED, workloads, DAYS)
+    judging = Judging(threshold=policy.activity.gpu, slice_threshold=policy.activity.gpu_slice)
+    variants = (GIVEN, *grid([timedelta(hours=one) for one in hours], ()))
+    judged = compare(trace, policy, variants, judging)
+    facts = TraceFacts(
+        source=trace.source,
+        begin=trace.begin,
+        end=trace.end,
+        runs=len(judged[GIVEN]),
+        rows=trace.rows,
+        bad_rows=0,
+        bad=(),
+        not_recorded=(),
+    )
+    return record_of(report("", policy.digest, facts, judging, judged), datetime.now(UTC))
+
+
+if __name__ == "__main__":
+    os.nice(NICE)
+    sys.stdout.buffer.write(msgspec.json.encode(computed(load_text(sys.argv[1], "the demo's policy").policy)))

@@ -1,5 +1,6 @@
-"""The link between a daemon and its web process: frames over one socket pair, what is sent in them, and a number in
-memory that tells how many times logins were revoked.
+"""The link between a daemon and its web process: JSON in frames over one socket pair, and a number in memory that tells
+how many times logins were revoked. Requests and replies are those of the unix socket; beside them the daemon sends
+what changed.
 
 The web process has no rights of its own. It forwards the secret that a browser or program presented, and the daemon
 looks up whose it is; only of a trusted reverse proxy the web process reports a name.
@@ -18,8 +19,9 @@ from typing import TypeVar
 
 import msgspec
 
-from gpukeeper.engine.requests import Request
+from gpukeeper.engine.requests import DataReply, Request
 from gpukeeper.ledger.logins import LoginKind
+from gpukeeper.model import reading
 from gpukeeper.views.live import Delta
 
 LARGEST = 256 * 1024 * 1024  # bytes of a frame from the daemon
@@ -155,23 +157,18 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, tag="condition"):
     silent: tuple[tuple[str, str], ...] = ()
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """`body`: JSON, for questions that only read."""
+class Answer(DataReply, frozen=True, kw_only=True, tag="answer"):
+    """The reply to the question `id`, and whose it was."""
 
     id: int
     person: Person
-    done: bool
-    words: str
-    exit_code: int = 0
-    token: str = ""
-    body: bytes = b"null"
 
 
 FromDaemon = Welcome | Change | Condition | Answer | TlsPair
 
 
 def frame(message: object) -> bytes:
-    body = msgspec.msgpack.encode(message)
+    body = msgspec.json.encode(message)
     return len(body).to_bytes(_LENGTH, "big") + body
 
 
@@ -181,11 +178,9 @@ async def read_frame(reader: asyncio.StreamReader, kind: type[T], largest: int) 
         size = int.from_bytes(await reader.readexactly(_LENGTH), "big")
         if size > largest:
             raise ValueError(f"a frame of {size:,} bytes")
-        return msgspec.msgpack.decode(await reader.readexactly(size), type=kind)
+        return reading.decode(await reader.readexactly(size), type=kind)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    except msgspec.MsgspecError as error:
-        raise ValueError(str(error)) from error
 
 
 _SIZE = 8

@@ -100,6 +100,60 @@ def claims(
     return tuple(sorted(found, key=inventory.order))
 
 
+@direct
+class MayUse(StrEnum):
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+def may_use(
+    place: str,
+    uid: str,
+    user: str,
+    found: Sequence[GpuClaim],
+    inventory: Inventory,
+    unread: Sequence[str] = (),
+) -> tuple[MayUse, str]:
+    """Whether this device may be given to that user now, and why. `found`: every claim; `unread`: what could not be
+    read, which may be a holder. For allocators: it is as of now, and reserves nothing."""
+    device = inventory.devices.get((place, uid))
+    if (place, uid) in inventory.cut:
+        return MayUse.NO, "it is divided into slices; name one of them"
+    near = inventory.overlapping(place, uid)
+    claimed = [one for one in found if one.place == place and one.device in (*near, "")]
+    answers = [_may_use(one, user) for one in claimed]
+    answers += [(MayUse.UNKNOWN, f"{words} could not be read") for words in unread]
+    if device is None:  # then only workloads are known, and no other holder
+        answers.append((MayUse.UNKNOWN, "it is in no inventory; is host in the scope of the policy?"))
+    elif any(one.how is ClaimState.KEPT for one in claimed) and device.busy is not None:
+        answers.append((MayUse.NO if isinstance(device.busy, str) else MayUse.UNKNOWN, f"held: {device.busy}"))
+    return max(answers, key=lambda one: _WORST.index(one[0]))
+
+
+_WORST = (MayUse.YES, MayUse.UNKNOWN, MayUse.NO)
+
+
+def _may_use(claim: GpuClaim, user: str) -> tuple[MayUse, str]:
+    owner = claim.owner if isinstance(claim.owner, str) else "owner unknown"
+    who = claim.by if claim.holder is None else f"{claim.holder.path} ({owner})"
+    match claim.how:
+        case ClaimState.FREE | ClaimState.INFRASTRUCTURE:
+            return MayUse.YES, "free"
+        case ClaimState.KEPT if claim.owner == user:
+            return MayUse.YES, f"kept for {user} since {who} was stopped"
+        case ClaimState.KEPT if isinstance(claim.owner, Unknown):
+            return MayUse.UNKNOWN, f"kept for the owner of {claim.holder and claim.holder.path}, who is unknown"
+        case ClaimState.UNSURE:
+            return MayUse.UNKNOWN, f"perhaps free: {claim.next}"
+        case ClaimState.QUARANTINE:
+            return MayUse.NO, f"quarantine: {claim.next}"
+        case _ if not claim.device:
+            return MayUse.UNKNOWN, f"{who} has a GPU here, and which one is unknown"
+        case _:
+            return MayUse.NO, f"{claim.how}: {who}"
+
+
 def why_nothing(decision: Decision, offers: Offers | None = None) -> str:
     """The reason, for where nothing comes next. What comes has words of its own (forecast.py)."""
     ref, wanted = decision.seen.ref, decision.then if decision.action is Action.WARN else decision.action

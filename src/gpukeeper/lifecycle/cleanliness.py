@@ -270,5 +270,12 @@ def _about_reset(condition: Condition, residue_for: timedelta | None) -> list[st
         reasons.append(f"the open files of {condition.unread} processes could not be read")
     # Infrastructure counts, too: a reset under the driver's own clients fails or takes them down.
     # We ourselves let go of it before a reset.
-    reasons += [f"pid {holder.pid} ({holder.comm}) has it open" for holder in condition.holders if not holder.ours]
+    reasons += [_open_by(holder) for holder in condition.holders if not holder.ours]
     return reasons
+
+
+def _open_by(holder: GpuHolder) -> str:
+    """A service that keeps it open for good makes a reset impossible, so that an admin has to reset it by hand."""
+    words = f"pid {holder.pid} ({holder.comm}) has it open"
+    service = is_infrastructure(holder) and (holder.workload_id is None or holder.comm in IN_A_WORKLOAD)
+    return f"{words}, a service that gpukeeper does not stop" if service else words

@@ -90,7 +90,7 @@ def limits_for(policy: Policy, class_name: str, owner: str | None) -> ClassSetti
     limits = policy.classes.get(class_name, NO_LIMITS)
     if limits.untouchable or owner is None:
         return limits
-    mine = [group for group in policy.groups.values() if owner in group.members]
+    mine = [group for group in policy.groups.values() if group.has(owner) and group.limits(class_name)]
     return msgspec.structs.replace(limits, **dict(_replaced(limits, mine)))
 
 
@@ -113,9 +113,9 @@ def of_group(limits: ClassSettings, group: Group, name: str) -> timedelta | None
 
 def idle_times(policy: Policy) -> Iterator[timedelta]:
     """Every idle time that any work may have."""
-    for limits in policy.classes.values():
+    for name, limits in policy.classes.items():
         found = [limits.idle, limits.idle_when_large]
-        found += [of_group(limits, group, "idle") for group in policy.groups.values()]
+        found += [of_group(limits, group, "idle") for group in policy.groups.values() if group.limits(name)]
         yield from (span for span in found if span is not None)
 
 

@@ -337,4 +337,4 @@ def group_of(policy: Policy, subject: Subject) -> str:
     """The first group of the policy that has its owner, so that each hour is counted in one group only."""
     if not isinstance(subject.owner, str) or not subject.owner_verified:
         return ""
-    return next((name for name, group in policy.groups.items() if subject.owner in group.members), "")
+    return next((name for name, group in policy.groups.items() if group.has(subject.owner)), "")

@@ -18,6 +18,7 @@ from gpukeeper.model import setting as s
 from gpukeeper.model.unknown import Unknown, direct
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+EVERYONE = "*"  # as a member of a group
 WITHOUT_GPU = "without-gpu"  # the class of what neither holds nor requests a GPU
 
 
@@ -107,11 +108,19 @@ class ClassSettings(Value, frozen=True, kw_only=True):
 class Group(Value, frozen=True, kw_only=True):
     """People who have other limits. None: as in the class. A number is a factor of the class's value."""
 
-    members: Annotated[tuple[str, ...], "User names."] = ()
+    members: Annotated[tuple[str, ...], 'User names. "*" stands for every verified owner.'] = ()
     unix_group: Annotated[str | None, "Unix group of this machine; its members are added."] = None
     idle: Annotated[s.AsClass, "Replaces the class's idle time, if the class has one. `2x`: twice that."] = None
     max_runtime: Annotated[s.AsClass, "The same for the maximum runtime, if the class has one."] = None
     hold_after_stop: Annotated[s.AsClass, "The same for `hold_after_stop`."] = None
+    classes: Annotated[tuple[str, ...], "Classes that these limits apply to. Default: all."] = ()
+
+    def has(self, owner: object) -> bool:
+        return owner in self.members or (isinstance(owner, str) and EVERYONE in self.members)
+
+    def limits(self, class_name: str) -> bool:
+        """Whether its limits apply to work of this class."""
+        return not self.classes or class_name in self.classes
 
 
 class Match(Value, frozen=True, kw_only=True):

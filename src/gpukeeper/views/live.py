@@ -7,10 +7,11 @@ and not the size of the fleet. `for_reader` removes what a reader may not see. H
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
 from hashlib import blake2b
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -20,7 +21,7 @@ from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.forecast import NextStep
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Verdict
-from gpukeeper.model.reading import EPOCH, LATEST
+from gpukeeper.model.reading import EPOCH, LATEST, Moment
 from gpukeeper.model.subject import State
 from gpukeeper.model.unknown import Unknown, direct
 
@@ -126,17 +127,22 @@ class WorkloadLine(msgspec.Struct, frozen=True, kw_only=True):
         return self.key[len(self.platform) + len(self.place) + 2 :]
 
 
-class MachineView(msgspec.Struct, frozen=True, kw_only=True):
+class MachineState(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine without its GPUs and workloads."""
+
     machine: str
-    at: datetime
+    at: Moment
     version: str  # of gpukeeper
     policy: PolicyHead
     paused: str | None
     places: tuple[PlaceState, ...]
+    not_seen_since: Moment | None = None  # what is shown of it is old; None: it is current
+
+
+class MachineView(MachineState, frozen=True, kw_only=True):
     gpus: tuple[GpuTile, ...]
     workloads: tuple[WorkloadLine, ...]
     notes: tuple[str, ...] = ()  # contradictions that somebody should check
-    not_seen_since: datetime | None = None  # what is shown is old; None: it is current
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,31 +182,29 @@ def patched(before: MachineView | None, delta: Delta) -> MachineView:
     )
 
 
-def reduced(tile: GpuTile) -> GpuTile:
+Row = TypeVar("Row", GpuTile, WorkloadLine)
+
+
+def reduced(row: Row) -> Row:
     """What those see of it who are neither its owner nor admins."""
-    return msgspec.structs.replace(tile, reason=NOT_SHOWN) if tile.reason and tile.key else tile
+    if isinstance(row, GpuTile) and not (row.reason and row.key):
+        return row
+    return msgspec.structs.replace(row, reason=NOT_SHOWN)
 
 
-def reduced_line(line: WorkloadLine) -> WorkloadLine:
-    return msgspec.structs.replace(line, reason=NOT_SHOWN)
+class Reduce(Protocol):
+    def __call__(self, row: Row) -> Row: ...
 
 
-def for_reader(
-    view: MachineView,
-    who: str,
-    *,
-    admin: bool,
-    less: Callable[[GpuTile], GpuTile] = reduced,
-    less_line: Callable[[WorkloadLine], WorkloadLine] = reduced_line,
-) -> MachineView:
-    """What `who` may see: of the work of others what `observe` shows, but no reasons. `less`, `less_line`: the same as
-    `reduced` and `reduced_line`, perhaps from a cache."""
+def for_reader(view: MachineView, who: str, *, admin: bool, less: Reduce = reduced) -> MachineView:
+    """What `who` may see: of the work of others what `observe` shows, but no reasons. `less`: the same as `reduced`,
+    perhaps from a cache."""
     if admin:
         return view
     return msgspec.structs.replace(
         view,
         gpus=tuple(one if one.owner == who else less(one) for one in view.gpus),
-        workloads=tuple(one if one.owner == who else less_line(one) for one in view.workloads),
+        workloads=tuple(one if one.owner == who else less(one) for one in view.workloads),
         notes=(),
     )
 

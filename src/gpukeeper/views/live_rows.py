@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from typing import TypeVar
 
 import msgspec
 
@@ -43,6 +42,7 @@ from gpukeeper.views.live import (
     GpuState,
     GpuTile,
     MachineView,
+    Row,
     ShownHold,
     WorkloadLine,
     gpu_order,
@@ -222,7 +222,6 @@ def _state(claim: GpuClaim, memory: Memory) -> GpuState:
 
 Device = tuple[str, str]  # place, and uid; without a uid: a workload there has a GPU, and which is unknown
 GONE = 10_000  # ids of rows that are kept for readers
-Row = TypeVar("Row", GpuTile, WorkloadLine)
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -17,11 +17,10 @@ from gpukeeper.lifecycle.budget import backlog_sentence, duplicate_sentences
 from gpukeeper.model.decision import Action, Decision, PlaceHead, Result, Unseen, Verdict, head_fields
 from gpukeeper.model.event import Closed, GpuChecked, WarningSent
 from gpukeeper.model.policy import Mode, Policy
-from gpukeeper.model.subject import Category
+from gpukeeper.model.subject import Category, Disk, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import when_in_words
-from gpukeeper.views.fleet import unseen_lines, untouched
-from gpukeeper.views.nodes import NodeChange, SubjectChange, node_change
+from gpukeeper.views.fleet import SubjectChange, bytes_of, unseen_lines, untouched
 
 DEVICES = ("gpu", "slice")  # kinds that are no workload
 WHY_KEPT = {
@@ -202,6 +201,34 @@ def daemon_plan_notes(found: Outlooks) -> Iterator[str]:
         yield f"All actions are paused: {found.paused}."
     if not found.admin:
         yield f"To see the reasons, for work of {found.who} only: gpukeeper explain WORKLOAD"
+
+
+class NodeFigures(msgspec.Struct, frozen=True):
+    """`bytes`: temporary ones of a node, used ones of a disk."""
+
+    bytes: int | Unknown
+    disk: Disk | None
+    disk_size: int | None
+    disk_free: int | None
+
+
+class NodeChange(msgspec.Struct, frozen=True):
+    kind: str
+    name: str
+    before: NodeFigures
+    after: NodeFigures | Unknown | None
+
+
+def node_change(change: SubjectChange) -> NodeChange:
+    ref, after = change.before.ref, change.after
+    return NodeChange(
+        ref.kind, ref.name, _figures(change.before), _figures(after) if isinstance(after, Subject) else after
+    )
+
+
+def _figures(subject: Subject) -> NodeFigures:
+    disk = bytes_of(subject)
+    return NodeFigures(subject.size, subject.disk, disk.size, disk.free)
 
 
 class PlaceApplied(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,7 +132,7 @@ def trial(policy: Policy, given: TrialInput, now: datetime) -> TrialView:
         subject=subject,
         class_=decision.class_,
         match=next((number for number, one in enumerate(policy.match) if fits(one, subject)), None),
-        groups=tuple(name for name, group in policy.groups.items() if subject.owner in group.members),
+        groups=tuple(name for name, group in policy.groups.items() if group.has(subject.owner)),
         now=decision,
         timeline=found,
         end=_end(found, subject, decision),

@@ -193,7 +193,7 @@ def _check_times(one: WorkloadDescription) -> None:
 
 
 def _with_member(policy: Policy, words: WorkloadWords) -> Policy:
-    if not words.group or words.owner in policy.groups[words.group].members:
+    if not words.group or policy.groups[words.group].has(words.owner):
         return policy
     group = policy.groups[words.group]
     joined = msgspec.structs.replace(group, members=(*group.members, words.owner))
@@ -246,4 +246,4 @@ def _recognized(one: WorkloadDescription, ref: Ref) -> str:
         return class_in_cluster(BY_NAME[ref.kind], meta, None, held)
     if not one.words.gpus:
         return WITHOUT_GPU
-    return "unknown" if not one.words.owner else class_by_labels(one.labels, published=False)
+    return "unknown" if not one.words.owner else class_by_labels(one.labels, name=ref.name, published=False)

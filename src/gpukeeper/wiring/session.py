@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,6 +41,7 @@ from gpukeeper.wiring.places import Reach, find_platforms, local_meters, past_me
 
 if TYPE_CHECKING:
     from gpukeeper.ledger.copy.admin import CopyState
+    from gpukeeper.wiring.present import PresentView
 
 
 @dataclass
@@ -62,6 +63,13 @@ class Session:
     storage: Sequence[StorageReader] = ()
     notes: list[str] = field(default_factory=list)
     copy_state: Callable[[], CopyState | None] = lambda: None  # of the fleet database; None: there is no copy
+
+    @cached_property
+    def present(self) -> PresentView:
+        """For programs that stay; others start without its modules."""
+        from gpukeeper.wiring.present import PresentView
+
+        return PresentView(self)
 
     def record_hours(self, log: Callable[[str], None]) -> None:
         """For programs that stay. A file that cannot be opened is reported, and stops nothing else."""

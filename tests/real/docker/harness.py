@@ -85,9 +85,9 @@ class LaterClock:
 
 
 class Harness:
-    def __init__(self, engine: PrivateEngine, **changes: Any) -> None:
+    def __init__(self, engine: PrivateEngine, whole_policy: str = "", **changes: Any) -> None:
         self.engine, self.clock = engine, LaterClock()
-        self.book = Rulebook(load_text(policy(**changes), "test").policy)
+        self.book = Rulebook(load_text(whole_policy or policy(**changes), "test").policy)
         self.ledger, self.signals, self.evidence = InMemoryLedger(), InMemorySignals(), InMemoryEvidence()
         self.platform = DockerPlatform(
             Engine(engine.host, {}),

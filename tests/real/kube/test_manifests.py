@@ -1,8 +1,12 @@
-"""The offline view of merged init containers against the JobSet that a real Trainer makes."""
+"""The offline view of a TrainJob: its init containers against the JobSet that a real Trainer makes, and the fields that
+are no TTL against the API server with its CRDs."""
 
 from __future__ import annotations
 
 import copy
+import re
+
+import pytest
 
 from gpukeeper.platforms.kubernetes.kinds.kubeflow import merged_manifest
 from tests.real.kube import objects
@@ -62,3 +66,43 @@ def test_the_view_is_what_the_trainer_makes(trainer_v23: ControlPlane, namespace
         assert [(v.name, v.value) for v in mine.variables] == [(v["name"], v["value"]) for v in theirs["env"]]
         mounts = [(m["mountPath"], m["name"]) for m in theirs["volumeMounts"]]
         assert [(m.path, m.volume) for m in mine.mounts] == mounts
+
+
+@pytest.mark.parametrize("release", ["trainer_v21", "trainer_v23"])
+def test_the_api_server_knows_none_of_the_fields_that_are_named_as_absent(
+    request: pytest.FixtureRequest, namespace: str, release: str
+) -> None:
+    """C5.2: `explain --manifest` names as absent exactly what the API server of each release names as unknown."""
+    plane: ControlPlane = request.getfixturevalue(release)
+    runtime = objects.training_runtime("torch", ttl=60)
+    runtime["spec"]["ttlSecondsAfterFinished"] = 300
+    runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["ttlSecondsAfterFinished"] = 5
+    train = objects.train_job(
+        "run-7",
+        "torch",
+        ttlSecondsAfterFinished=600,
+        cleanupPolicy="All",
+        jobRetentionPolicy="Keep",
+        runPolicy={"ttlSecondsAfterFinished": 60},
+    )
+    named = {problem.partition(":")[0] for problem in merged_manifest([runtime, train], "run-7").problems}
+    valid = {
+        "spec.template.spec.ttlSecondsAfterFinished",
+        "spec.template.spec.replicatedJobs[0].template.spec.ttlSecondsAfterFinished",
+    }
+    of_runtime = {one.partition(" of the ")[0] for one in named if " of the " in one}
+    assert valid <= of_runtime
+    assert unknown_fields(plane, namespace, "trainingruntimes", runtime) == of_runtime - valid
+    of_train = {one for one in named if " of the " not in one}
+    # Of a field that is absent the server names the field, and nothing below it.
+    assert unknown_fields(plane, namespace, "trainjobs", train) == {
+        one.replace("runPolicy.ttlSecondsAfterFinished", "runPolicy") for one in of_train
+    }
+
+
+def unknown_fields(plane: ControlPlane, namespace: str, plural: str, made: Object) -> set[str]:
+    path = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/{plural}"
+    whole = {"apiVersion": "trainer.kubeflow.org/v1alpha1", **made}
+    answer = plane.api.call("POST", path, whole, query={"fieldValidation": "Strict", "dryRun": "All"})
+    assert answer.status == 400, answer.raw
+    return set(re.findall(r'unknown field \\?"([^"\\]+)', answer.json["message"]))

@@ -21,7 +21,7 @@ import pytest
 
 from gpukeeper.engine.outlook import NOT_SHOWN
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.daemon.fleet_queries import FleetRequests
+from gpukeeper.interfaces.daemon.fleet_web import FleetRequests
 from gpukeeper.interfaces.daemon.requests import Identity
 from gpukeeper.ledger.copy.reader import CopyReader
 from gpukeeper.ledger.logins import LoginKind, open_logins

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpukeeper.engine.requests import DataReply, Request
-from gpukeeper.interfaces.daemon.fleet_queries import FleetQueries, FleetReader
+from gpukeeper.interfaces.daemon.fleet_web import FleetQueries
+from gpukeeper.interfaces.link import Person
 from gpukeeper.interfaces.terminal.usage import read_report
 from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable, copied_ledger, copied_lines
 from gpukeeper.ledger.copy.ship import UsageRow, usage_rows
@@ -29,7 +30,7 @@ from tests.real.postgres.fleet import FleetDatabase, Machine, a_shipper, noticed
 
 NOW = datetime.now(UTC)
 NAMES = ("train", "Train", "t%in", "t_ain", 'with "quotes"', "back\\slash", "Größe", "nul\0", "a/b")
-ADMIN, ANN = FleetReader(name="eve", admin=True), FleetReader(name="ann", admin=False)
+ADMIN, ANN = Person(name="eve", admin=True), Person(name="ann", admin=False)
 
 
 def closed(number: int, owner: str = "ann") -> Closed:
@@ -151,7 +152,7 @@ def asked(database: FleetDatabase, work: Callable[[CopyReader], Any]) -> Any:
 
 @pytest.mark.parametrize(("who", "person"), [(ADMIN, None), (ANN, "ann")])
 def test_a_report_is_that_of_the_machine(
-    database: FleetDatabase, machine: Any, who: FleetReader, person: str | None
+    database: FleetDatabase, machine: Any, who: Person, person: str | None
 ) -> None:
     since, until = NOW - timedelta(days=2), NOW
     request = Request(verb="report", since=since, until=until, zone="UTC")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect
 
+from gpukeeper.interfaces.demo_web import HOURS
 from gpukeeper.interfaces.web.application import ROUTES
-from gpukeeper.wiring.demo_backtest import HOURS
 from tests.cli.fleet import Fleet
 from tests.real.web.serving import SOON, Serving, log_in, reload_until, until
 

@@ -108,6 +108,7 @@ def test_the_preset_of_the_university_server_has_its_old_values() -> None:
         "faculty": (2 * H, 72 * H, None),
         "admin": (None, None, H),
     }
+    assert {g.classes for n, g in policy.groups.items() if n != "admin"} == {("managed",)}
     assert (policy.warnings.idle, policy.warnings.require_delivery) == ((0.80, 0.95), False)
     assert (policy.demand.above, policy.demand.idle_factor, policy.breaker.floor) == (0.8, 0.5, 3)
 
@@ -132,6 +133,9 @@ def test_the_group_table() -> None:
         "admin": (None, None, H),
     }
     assert all(group.members == () for group in groups.values())
+    assert not any(
+        group.limits(name) for name in ("devcontainer", "api") for group in groups.values() if group.max_runtime
+    )
 
 
 def test_the_signs_of_activity() -> None:

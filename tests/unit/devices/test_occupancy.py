@@ -8,7 +8,8 @@ import pytest
 
 from gpukeeper.devices import holders
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
-from gpukeeper.devices.gpus import Occupied, occupied
+from gpukeeper.devices.gpus import Occupied, occupied, services_on
+from gpukeeper.interfaces.cli.doctor import _never_reset
 from gpukeeper.model.unknown import Unknown
 
 NAMES = {0: "root", 4242: "ann"}
@@ -60,6 +61,21 @@ def test_a_process_of_anybody_holds_it_however_young(proc: Path, uid: int) -> No
 def test_services_of_the_driver_do_not(proc: Path, comm: str) -> None:
     add(proc, 20, "/dev/nvidia0", comm=comm)
     assert told(proc, gpu((20,))) == {"GPU-a": None}
+
+
+def test_services_that_keep_a_gpu_open_are_named_and_it_is_not_reset(proc: Path) -> None:
+    """C11.2: of one GPU; programs of people are no services, whatever their name."""
+    add(proc, 20, "/dev/nvidia0", comm="dcgm-exporter", cgroup=f"/docker/{'a' * 64}")
+    add(proc, 21, "/dev/nvidia1", comm="nv-hostengine")
+    add(proc, 22, "/dev/nvidia0", comm="dcgm-exporter", uid=4242)
+    add(proc, 23, "/dev/nvidia0", command="/usr/bin/python3 -P -m gpukeeper.devices.driver.child")
+    found = holders.scan(str(proc))
+    assert services_on(gpu(), found, str(proc)) == ("pid 20 (dcgm-exporter)",)
+    words = _never_reset(gpu(), found, str(proc))
+    assert words is not None
+    assert "GPU-a is not reset (gpu.reset) while pid 20 (dcgm-exporter) has it open" in words
+    assert "nvidia-smi -r -i GPU-a" in words
+    assert _never_reset(gpu(), holders.Holders((), ()), str(proc)) is None
 
 
 def test_a_name_makes_no_service_of_a_persons_program_nor_of_one_in_a_container(proc: Path) -> None:

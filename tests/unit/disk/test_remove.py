@@ -282,12 +282,12 @@ def test_hard_links_give_back_once_and_nothing_with_a_link_outside(tmp_path: Pat
     os.sync()
     found = read(path)
     folders = sum(one.stat().st_blocks for one in (path, path / "d0", path / "d1")) * 512
-    assert found.back == (path / "d0/inside").stat().st_blocks * 512 + folders
+    back = (path / "d0/inside").stat().st_blocks * 512 + folders
     assert isinstance(found.size, int)
-    assert found.size > found.back + 900_000 - 1
+    assert found.size > back + 900_000 - 1
     answer = removed(path)
     assert isinstance(answer, TreeRemoval)
-    assert answer.bytes_back == found.back
+    assert answer.bytes_back == back
     assert (tmp_path / "other").stat().st_size == 900_000
 
 
@@ -299,17 +299,6 @@ def test_holes_give_nothing_back(tmp_path: Path) -> None:
     assert isinstance(answer, TreeRemoval)
     assert isinstance(answer.bytes_back, int)
     assert answer.bytes_back < 100_000
-
-
-def test_the_figure_of_the_filesystem_is_told_beside_ours(tmp_path: Path) -> None:
-    path = tree(tmp_path)
-    (path / "large").write_bytes(b"x" * 80 * 1024 * 1024)
-    os.sync()
-    answer = removed(path)
-    assert isinstance(answer, TreeRemoval)
-    assert isinstance(answer.free_grew, int)
-    assert isinstance(answer.bytes_back, int)
-    assert answer.bytes_back >= 80 * 1024 * 1024
 
 
 # Large, deep and odd trees
@@ -326,7 +315,7 @@ def test_a_large_tree_is_shared_out_and_leaves_nothing(tmp_path: Path, monkeypat
     found, told = read(path), list[int]()
     answer = removed(path, progress=told.append)
     assert isinstance(answer, TreeRemoval)
-    assert (answer.entries, answer.bytes_back, answer.left) == (found.entries, found.back, ())
+    assert (answer.entries, answer.bytes_back, answer.left) == (found.entries, found.size, ())
     assert told == sorted(told)
     assert len(told) > 2
     assert list(tmp_path.iterdir()) == []

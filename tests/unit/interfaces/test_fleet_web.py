@@ -13,8 +13,7 @@ import pytest
 
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.daemon.fleet_queries import OLD, FleetRequests, FleetState
-from gpukeeper.interfaces.daemon.fleet_web import FleetWeb, fleet_access
+from gpukeeper.interfaces.daemon.fleet_web import OLD, FleetRequests, FleetState, FleetWeb, fleet_access
 from gpukeeper.interfaces.daemon.web import WebSettings
 from gpukeeper.interfaces.link import Answer, Change, Condition, Credentials, Question
 from gpukeeper.ledger.copy.reader import CopyReader, CopyUnavailable, MachineHead

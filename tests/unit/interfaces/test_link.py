@@ -35,7 +35,19 @@ def test_a_frame_that_is_cut_off_is_the_end() -> None:
         assert read(whole[:size]) == [None]
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", frame("words"), frame({"type": "question"}), b"\0\0\0\1\xc1"])
+DEEP = b'{"type":"question","request":{"verb":"try","described":' + b'{"a":' * 20_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff",
+        frame("words"),
+        frame({"type": "question"}),
+        b"\0\0\0\1\xc1",
+        pytest.param(len(DEEP).to_bytes(4, "big") + DEEP, id="nested too deeply"),
+    ],
+)
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read(data)

@@ -35,7 +35,8 @@ from gpukeeper.model.ports import ImageBytes, StorageBytes, WorkloadBytes
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Gone, Ref, Seen, State
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.kubernetes.node_use import PodUse
+from gpukeeper.platforms.docker.capture import LOG, MANIFEST
+from gpukeeper.platforms.kubernetes.node_use import PodName, PodUse
 from gpukeeper.views.live import GpuState, GpuTile
 from tests.unit.engine.harness import Unwritable
 from tests.unit.interfaces.workers import GIB, Workers, disk, node, session, tree
@@ -253,7 +254,18 @@ def test_who_stands_by_says_nothing_of_what_it_saw_before(metrics: Metrics) -> N
 
 
 def test_evidence_is_counted_when_it_was_saved(metrics: Metrics) -> None:
-    evidence = Evidence({"manifest.json": b"12345", "log.txt": b"1234567"})
+    """C15.1: logs by the names of Docker, Kubernetes and Ray; a pod named catalog has a manifest."""
+    evidence = Evidence(
+        {
+            LOG: b"1",
+            "logs/catalog-0/train.log": b"12",
+            "logs/catalog-0/train.previous.log": b"123",
+            "logs/old/worker-ab-01-7.out": b"1234",
+            MANIFEST: b"12345",
+            "pods/catalog-0.json": b"123456",
+            "events.json": b"1234567",
+        }
+    )
 
     async def save() -> None:
         kept = CountedEvidence(InMemoryEvidence(), metrics)
@@ -264,8 +276,8 @@ def test_evidence_is_counted_when_it_was_saved(metrics: Metrics) -> None:
 
     asyncio.run(save())
     seen = told(metrics)
-    assert seen['gpukeeper_captured_bytes_total{what="logs"}'] == 7
-    assert seen['gpukeeper_captured_bytes_total{what="rest"}'] == 5
+    assert seen['gpukeeper_captured_bytes_total{what="logs"}'] == 10
+    assert seen['gpukeeper_captured_bytes_total{what="rest"}'] == 18
 
 
 def test_names_of_workloads_are_no_labels(metrics: Metrics) -> None:
@@ -484,7 +496,7 @@ def everything_told(metrics: Metrics) -> None:
         (StorageFacts(("docker", "node-1"), stored(), MINUTE),),
         Usage(device=1, mount_point="/", size=100, taken=75, free=25, inodes=None, inodes_free=None),
     )
-    metrics.node_use = PodUse(at=NOW, uses={})
+    metrics.node_use = PodUse(at=NOW, uses={}, logs={PodName("lab", "train-0", "uid"): 1})
     metrics.passed(report(stopped="the pass on kubernetes/lab stopped"))
     counts = Counter({("trainjob", "ended", "failed", "<1d"): 2})
     warned = WarningSent(

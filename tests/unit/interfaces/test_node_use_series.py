@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpukeeper.devices.busy import GpuUse
+from gpukeeper.interfaces.telemetry.machine import LARGEST
 from gpukeeper.interfaces.telemetry.metrics import Metrics
 from gpukeeper.model.series import Sample, Signal
 from gpukeeper.model.subject import Ref, Seen, State, Subject
@@ -192,3 +194,19 @@ def test_an_agent_that_stops_is_unknown_from_then_on() -> None:
     last = max(one.at for one in samples if not isinstance(one.value, Unknown))
     assert last <= NOW + timedelta(minutes=6)
     assert isinstance(samples[-1].value, Unknown)
+
+
+def test_the_largest_logs_are_told_one_by_one_and_the_others_together() -> None:
+    """C15.1"""
+    sizes = {PodName("lab", f"run-{number}", f"uid-{number}"): number + 1 for number in range(LARGEST + 2)}
+    seen = msgspec.structs.replace(use(pods={}), logs=sizes)
+    found = {
+        (sample.labels["namespace"], sample.labels["pod"], sample.labels["pod_uid"]): sample.value
+        for family in text_string_to_metric_families(text(seen))
+        for sample in family.samples
+        if sample.name == "gpukeeper_pod_log_bytes"
+    }
+    assert len(found) == LARGEST + 1
+    assert found["", "(other)", ""] == 1 + 2
+    assert found["lab", f"run-{LARGEST + 1}", f"uid-{LARGEST + 1}"] == LARGEST + 2
+    assert "gpukeeper_pod_log_bytes{" not in text(use(pods={})), "what is unknown is absent, not 0"

@@ -18,7 +18,7 @@ from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.subject import Category, Gone, Ref, State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.views.nodes import SubjectChange
+from gpukeeper.views.fleet import SubjectChange
 from gpukeeper.views.plan import plan_view
 from tests.unit.interfaces.workers import GIB, HOUR, POLICY, Workers, disk, node, session, tree
 

@@ -11,7 +11,7 @@ import pytest
 from gpukeeper.interfaces.cli.top import Gather, Gathering
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.policy import Mode
-from gpukeeper.views.top import TopView
+from gpukeeper.views.fleet import TopView
 from tests.patience import PATIENCE
 from tests.unit.lifecycle.examples import NOW
 

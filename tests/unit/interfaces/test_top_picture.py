@@ -12,8 +12,8 @@ from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.lifecycle.forecast import NextStep
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.fleet import TopView
 from gpukeeper.views.live import GpuState, GpuTile
-from gpukeeper.views.top import TopView
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW
 
 AS_LISTED = Display()

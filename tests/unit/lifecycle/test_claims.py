@@ -12,9 +12,12 @@ from gpukeeper.lifecycle.claims import (
     ClaimState,
     Contradiction,
     GpuClaim,
+    Inventory,
+    MayUse,
     claims,
     contradictions,
     left_alone,
+    may_use,
     runs_on_gpus,
     why_nothing,
 )
@@ -467,3 +470,55 @@ def test_a_claim_shows_what_its_decision_says() -> None:
     (one,) = claims([view], BOOK, NOW)
     assert one.next == why_nothing(decide(view, BOOK, NOW))
     assert one.next_at is None  # it is due now
+
+
+def kept(owner: str | Unknown | None = "ann") -> View:
+    """Stopped by its owner a minute ago."""
+    by_hand = Stopped("somebody", "", NOW - MINUTE, "run-1")
+    memory = Memory(incarnation="run-1", first_seen_ended=NOW - MINUTE, stopped=by_hand)
+    facts: dict[str, Any] = {"state": State.ENDED, "ended": NOW - MINUTE, "outcome": Outcome.STOPPED, "owner": owner}
+    return named("train", "GPU-0", memory=memory, **facts)
+
+
+def asked(*views: View, whole: int = 0, user: str = "ann", unread: tuple[str, ...] = (), **recorded: Memory) -> MayUse:
+    inventory = Inventory([view.subject for view in views])
+    return may_use("node-3", f"GPU-{whole}", user, claims(views, BOOK, NOW, recorded=recorded), inventory, unread)[0]
+
+
+def test_a_gpu_may_be_given_to_a_user_if_it_is_free_or_kept_for_that_user() -> None:
+    assert asked(device(0)) is MayUse.YES
+    assert asked(device(0), named("eval", "GPU-0")) is MayUse.NO
+    assert [asked(device(0), kept(), user=user) for user in ("ann", "bob")] == [MayUse.YES, MayUse.NO]
+    assert asked(device(0), kept(None), user="ann") is MayUse.NO
+
+
+def test_a_gpu_that_is_kept_for_a_user_and_held_by_others_is_not_given_out() -> None:
+    assert asked(opened("pid 20 (python, root)"), kept()) is MayUse.NO
+    assert asked(opened(Unknown("no root")), kept()) is MayUse.UNKNOWN
+
+
+def test_a_gpu_in_quarantine_is_given_to_nobody() -> None:
+    quarantined = Memory(gpu=GpuMemory(quarantined=NOW, quarantine_reason="fan", quarantined_by="root"))
+    view = device(0)
+    inventory = Inventory([view.subject])
+    found = claims([view], BOOK, NOW, recorded={view.subject.ref.key: quarantined})
+    assert may_use("node-3", "GPU-0", "ann", found, inventory) == (
+        MayUse.NO,
+        "quarantine: until an admin returns it: fan",
+    )
+
+
+def test_what_is_unknown_is_no_permission() -> None:
+    assert asked(device(0, memory_used_mib="not measured")) is MayUse.UNKNOWN
+    assert asked(device(0), unread=("containers of docker/node-3",)) is MayUse.UNKNOWN
+    assert asked(device(0), named("eval", devices=Unknown("no inspect"))) is MayUse.UNKNOWN
+    assert asked(device(0), kept(Unknown("no directory service"))) is MayUse.UNKNOWN
+    assert asked(kept()) is MayUse.UNKNOWN, "without an inventory other holders are not known"
+    assert asked(named("eval", "GPU-0")) is MayUse.NO
+
+
+def test_of_a_divided_gpu_the_slices_are_given_out() -> None:
+    views = [device(0), device(1, whole=0), device(2, whole=0), named("eval", "MIG-1")]
+    inventory, found = Inventory([view.subject for view in views]), claims(views, BOOK, NOW)
+    answers = [may_use("node-3", one, "ann", found, inventory)[0] for one in ("GPU-0", "MIG-1", "MIG-2")]
+    assert answers == [MayUse.NO, MayUse.NO, MayUse.YES]

@@ -249,6 +249,17 @@ def test_one_condition_that_does_not_hold_closes_the_gate(change: dict[str, Any]
     assert words in reasons[0]
 
 
+def test_a_service_that_has_it_open_is_named() -> None:
+    """C11.2: a permanent exporter prevents every reset, so the admin is told that it is not a process to wait for."""
+    exporter = holder(LIVE, comm="dcgm-exporter", uid=0, pid=812)
+    posing = holder(comm="dcgm-exporter", pid=813)
+    reasons = why_no_reset(msgspec.structs.replace(OPEN, condition=condition(holders=(exporter, posing))), NOW)
+    assert reasons == (
+        "pid 812 (dcgm-exporter) has it open, a service that gpukeeper does not stop",
+        "pid 813 (dcgm-exporter) has it open",
+    )
+
+
 def test_we_ourselves_do_not_close_the_gate() -> None:
     """We let go of the GPU before the reset, which looks once more."""
     assert why_no_reset(msgspec.structs.replace(OPEN, condition=condition(holders=(holder(ours=True),))), NOW) == ()

@@ -104,6 +104,25 @@ def test_a_factor_is_of_the_classs_own_value() -> None:
     assert max(idle_times(with_(groups=groups))) == own.idle * 2
 
 
+def test_limits_of_a_group_may_be_those_of_named_classes() -> None:
+    """C8.4: dev containers were stopped at the maximum runtime of their owner's group."""
+    own = ClassSettings(idle=HOUR, max_runtime=168 * HOUR)
+    student = Group(members=("ann",), idle=2.0, max_runtime=24 * HOUR, classes=("managed",))
+    policy = with_(classes={"managed": own, "devcontainer": own}, groups={"student": student})
+    assert limits_for(policy, "managed", "ann").max_runtime == 24 * HOUR
+    assert limits_for(policy, "devcontainer", "ann") == own
+    assert sorted(idle_times(policy)) == [HOUR, HOUR, 2 * HOUR]
+
+
+def test_every_verified_owner_may_be_in_a_group() -> None:
+    groups = {"student": Group(members=("*",), idle=45 * MINUTE), "staff": Group(members=("bob",), idle=2 * HOUR)}
+    policy = with_(groups=groups)
+    assert [limits_for(policy, "managed", one).idle for one in ("ann", "bob")] == [45 * MINUTE, 2 * HOUR]
+    claims = Rulebook(policy).settings(subject(owner="ann", owner_verified=False)).limits
+    assert claims == POLICY.classes["managed"]
+    assert limits_for(policy, "managed", None) == POLICY.classes["managed"]
+
+
 def test_a_class_without_idle_time_stays_without() -> None:
     """C8.9: null idle became 15 min through a fallback."""
     groups = {"student": Group(members=("ann",), idle=30 * MINUTE)}

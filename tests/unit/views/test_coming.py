@@ -12,7 +12,7 @@ from gpukeeper.engine.schedule import opening
 from gpukeeper.engine.view import FleetSnapshot
 from gpukeeper.interfaces.terminal.show import claim_row
 from gpukeeper.interfaces.terminal.top_screen import Age, Display, picture
-from gpukeeper.interfaces.web.words import coming
+from gpukeeper.interfaces.web.app import coming
 from gpukeeper.lifecycle.decide import decide
 from gpukeeper.lifecycle.forecast import (
     NOT_USED,
@@ -27,10 +27,9 @@ from gpukeeper.lifecycle.forecast import (
 from gpukeeper.lifecycle.settings import Narrow, Rulebook
 from gpukeeper.model.decision import Action, View
 from gpukeeper.model.policy import Mode, OnLimit
-from gpukeeper.views.fleet import gpus_view
+from gpukeeper.views.fleet import gpus_view, top_view
 from gpukeeper.views.live import WorkloadLine
 from gpukeeper.views.live_rows import workload_line
-from gpukeeper.views.top import top_view
 from tests.unit.lifecycle.examples import HOUR, MINUTE, NOW, POLICY, idle_view, quiet, subject
 
 EVERY = tuple(Action)

@@ -125,6 +125,9 @@ def test_a_workload_in_a_line() -> None:
     assert decision_row(decision(1))[0] == "remove"
     assert decision_row(kept(1, size=UNKNOWN))[3] == "-"
     assert decision_row(kept(1, rule="temporary_tree", size=UNKNOWN))[3] == "?", "of a tree its bytes matter"
+    ended = kept(1, gpus=2, size=3 * 1024**2)
+    assert decision_row(ended)[3] == "2 GPUs, 3.0 MiB", "what its removal gives back"
+    assert decision_row(msgspec.structs.replace(ended, running=True))[3] == "2 GPUs"
     gpu = msgspec.structs.replace(decision(1).seen.ref, kind="gpu")
     device = msgspec.structs.replace(decision(1), seen=msgspec.structs.replace(decision(1).seen, ref=gpu))
     assert workloads_view([device, decision(2)], Mode.PLAN).decisions == (decision(2),)

@@ -8,7 +8,7 @@ from typing import Any
 from gpukeeper.model.event import Event, NodeMarked, NodeTested, Quarantined, Returned
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.subject import Ref
-from gpukeeper.views.register import Register, RegisterEntry, entries_of, register, warnings_about
+from gpukeeper.views.nodes import Register, RegisterEntry, entries_of, register, warnings_about
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -16,8 +16,8 @@ from gpukeeper.model.policy import Mode
 from gpukeeper.model.series import Series, Signal
 from gpukeeper.model.subject import Memory
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.fleet import TopView, ordered, top_view, with_daemon_plan, with_notes
 from gpukeeper.views.live import GpuState, GpuTile
-from gpukeeper.views.top import TopView, ordered, top_view, with_daemon_plan, with_notes
 from tests.unit.lifecycle.examples import BOOK, DAY, HOUR, MINUTE, NOW, decision, idle_view, quiet, subject, warned
 from tests.unit.lifecycle.test_claims import device, named, opened
 

@@ -51,14 +51,14 @@ def timeline(found: TrialView) -> list[tuple[timedelta, str, str]]:
 
 def test_idle_work_is_warned_twice_stopped_and_removed() -> None:
     """30m of start grace, then 80 %, 95 % and all of the group's hour."""
-    found = tried(owner="ann")
+    found = tried(owner="ann", label=["ds01.managed=true"])
     assert timeline(found) == [
         (78 * MINUTE, "warn 1", "idle"),
         (87 * MINUTE, "warn 2", "idle"),
         (90 * MINUTE, "stop", "idle"),
         (90 * MINUTE, "remove", "idle"),
     ]
-    assert (found.class_, found.groups, found.end) == ("docker", ("researcher",), "The workload is then removed.")
+    assert (found.class_, found.groups, found.end) == ("managed", ("researcher",), "The workload is then removed.")
     assert found.match is None
 
 
@@ -143,7 +143,7 @@ def test_scarce_gpus_make_it_sooner() -> None:
 
 
 def test_a_group_that_the_owner_is_not_in() -> None:
-    found = tried(owner="bob", group="faculty", busy=True)
+    found = tried(owner="bob", group="faculty", class_="managed", busy=True)
     assert found.groups == ("faculty",)
     assert (4 * DAY, "stop", "max_runtime") in timeline(found)
 

@@ -172,7 +172,9 @@ class _Import:
             "exemptions": list(self._exemptions()),
         }
         self._add_what_differs()
-        return Imported(source=self._name, policy=policy_text(self._head(), tree), not_translated=tuple(self._missed))
+        return Imported(
+            source=self._name, policy=policy_text(self._head(), tree, self._missed), not_translated=tuple(self._missed)
+        )
 
     def _head(self) -> list[str]:
         return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,31 @@ class Noted(msgspec.Struct, frozen=True):
     note: str
 
 
-def policy_text(head: list[str], tree: Mapping[str, Any]) -> str:
+class NotTranslated(msgspec.Struct, frozen=True, kw_only=True):
+    """`where`: file and line, or the option. `why` also says what the policy does instead."""
+
+    where: str
+    what: str
+    why: str
+    todo: str
+
+    def lines(self) -> tuple[str, str]:
+        return f"{self.where}: {self.what}", f"  {self.why}. {self.todo.rstrip('.')}."
+
+
+def policy_text(head: list[str], tree: Mapping[str, Any], missed: Sequence[NotTranslated] = ()) -> str:
     """`tree`: mappings of mappings, whose leaves are Noted; a list has only Noted."""
-    return "\n".join([*(f"# {_comment(line)}".rstrip() for line in head), *_lines(tree, "")]) + "\n"
+    said = [f"# {_comment(line)}".rstrip() for line in head]
+    if missed:
+        words = [part for one in missed for line in one.lines() for part in _wrapped(line)]
+        said += ["# Not translated:", *(f"# {line}" for line in words)]
+    return "\n".join([*said, *_lines(tree, "")]) + "\n"
+
+
+def _wrapped(line: str) -> list[str]:
+    inside = line.startswith(" ")
+    words = " ".join(plain(line).split())
+    return textwrap.wrap(words, WIDEST_COMMENT, initial_indent="    " * inside, subsequent_indent="    ")
 
 
 def _lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -71,15 +94,6 @@ def _flow(value: object) -> str:
 def _text(value: str) -> str:
     is_plain = (_WORD.fullmatch(value) and value.lower() not in _RESERVED) or _AMOUNT.fullmatch(value)
     return value if is_plain else json.dumps(value)
-
-
-class NotTranslated(msgspec.Struct, frozen=True, kw_only=True):
-    """`where`: file and line, or the option. `why` also says what the policy does instead."""
-
-    where: str
-    what: str
-    why: str
-    todo: str
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):

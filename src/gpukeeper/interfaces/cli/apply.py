@@ -36,7 +36,7 @@ from gpukeeper.model.policy import Mode
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import plain, size_in_words
-from gpukeeper.views.nodes import SubjectChange
+from gpukeeper.views.fleet import SubjectChange
 from gpukeeper.views.plan import applied_summary, applied_view, bytes_back
 
 if TYPE_CHECKING:

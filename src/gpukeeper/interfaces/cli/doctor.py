@@ -23,7 +23,10 @@ from gpukeeper.clients import docker
 from gpukeeper.clients.kubernetes import connect as kubernetes
 from gpukeeper.config.load import load_policy
 from gpukeeper.config.show import sentence
+from gpukeeper.devices import holders
 from gpukeeper.devices.driver.client import gpu_note, inventory
+from gpukeeper.devices.driver.facts import GpuFacts
+from gpukeeper.devices.gpus import services_on
 from gpukeeper.engine.loop import TOO_SLOW
 from gpukeeper.interfaces.cli.policy import not_backtested
 from gpukeeper.interfaces.cli.support import write as write_support
@@ -274,7 +277,22 @@ def _gpus(policy: Path | None) -> list[tuple[str, ...]]:
     found = inventory(timedelta(seconds=10))
     if isinstance(found, Unknown):
         return [("problem", "gpus", f"{found.why}. Without measurements nothing is reclaimed as idle.")]
-    return [("ok", "gpus", f"{gpu.name} ({gpu.uuid})") for gpu in found]
+    rows: list[tuple[str, ...]] = [("ok", "gpus", f"{gpu.name} ({gpu.uuid})") for gpu in found]
+    if not load_policy(policy).policy.gpu.reset:
+        return rows
+    scanned = holders.scan()
+    return [*rows, *(("note", "gpus", words) for gpu in found if (words := _never_reset(gpu, scanned)) is not None)]
+
+
+def _never_reset(gpu: GpuFacts, scanned: holders.Holders, proc: str = "/proc") -> str | None:
+    """A permanent exporter keeps every GPU open, and an open GPU is never reset."""
+    services = services_on(gpu, scanned, proc)
+    if not services:
+        return None
+    return (
+        f"{gpu.uuid} is not reset (gpu.reset) while {', '.join(services)} has it open: gpukeeper stops no service. "
+        f"If it stays dirty, it is quarantined; stop the service, run nvidia-smi -r -i {gpu.uuid}, and start it again"
+    )
 
 
 def _files(policy: Path | None) -> list[tuple[str, ...]]:

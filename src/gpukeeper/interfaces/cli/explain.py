@@ -83,7 +83,7 @@ def explain(
         typer.Option(
             "--manifest",
             metavar="FILE",
-            help="Offline: show a TrainJob's init containers, merged from these YAML files.",
+            help="Offline: a TrainJob's init containers, merged from these YAML files, and fields that are no TTL.",
         ),
     ] = None,
     json: o.Json = False,

@@ -46,7 +46,7 @@ from gpukeeper.ledger.tables import LineFilter
 from gpukeeper.model.errors import KeeperError, LedgerError, PolicyError, UsageError
 from gpukeeper.model.event import Event, NodeMarked, NodeTested
 from gpukeeper.model.policy import Amount, MarkSettings
-from gpukeeper.views.register import TYPES, Register, lines_of_run, register, warnings_about
+from gpukeeper.views.nodes import TYPES, Register, lines_of_run, register, warnings_about
 from gpukeeper.wiring import kubernetes
 
 NOT_BEGUN = "Nothing was changed on the cluster, because the change could not be recorded first."

@@ -37,6 +37,7 @@ from gpukeeper.devices.driver.client import inventory
 from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.devices.gpus import occupied
 from gpukeeper.engine.requests import GPU_UUID
+from gpukeeper.engine.view import observe_fleet
 from gpukeeper.interfaces.cli.main import Entry, group_of
 from gpukeeper.interfaces.cli.marking import (
     MarkOptions,
@@ -55,12 +56,22 @@ from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import confirmed, opened
 from gpukeeper.ledger.files import name_or_uid
 from gpukeeper.ledger.tables import LineFilter
+from gpukeeper.lifecycle.claims import MayUse
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import GpuMemory
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.views.fleet import may_use_view
 from gpukeeper.views.history import line_row, lines_view
-from gpukeeper.views.nodes import GpuCondition, NodeGpuView, NodeView, gpu_condition
-from gpukeeper.views.register import Register, RegisterEntry, RegisterEvent, entries_of
+from gpukeeper.views.nodes import (
+    GpuCondition,
+    NodeGpuView,
+    NodeView,
+    Register,
+    RegisterEntry,
+    RegisterEvent,
+    entries_of,
+    gpu_condition,
+)
 from gpukeeper.wiring import kubernetes
 
 if TYPE_CHECKING:
@@ -164,6 +175,31 @@ def show(gpu: Gpu, policy: o.PolicyFile = None, json: o.Json = False) -> None:
         facts = msgspec.structs.asdict(condition)
         shown.table([(name.replace("_", " "), str(value)) for name, value in facts.items() if value is not None])
         shown.table([shown.line_row(line_row(seq, line)) for seq, line in lines])
+
+
+MAY_NOT, MAY_BE = 4, 5
+
+
+@app.command("may-use")
+def may_use(
+    gpu: Gpu,
+    user: Annotated[str, typer.Option("--user", metavar="NAME", help="The user who is to get it.")],
+    policy: o.PolicyFile = None,
+    json: o.Json = False,
+) -> None:
+    """Whether this GPU may be given to that user now: not held, not kept for another owner, not in quarantine. For
+    allocators. Reserves nothing.
+
+    Exit code 0: yes, 4: no, 5: it could not be determined."""
+    with opened(policy, write=False, quiet=True) as session:
+        found = asyncio.run(observe_fleet(session.keeper, session.book))
+        view = may_use_view(found, session.book, gpu, user, session.keeper.clock.now())
+    if json:
+        shown.as_json("node-may-use", view)
+    else:
+        typer.echo(f"{view.answer}: {view.name} for {view.user}: {view.reason}")
+    if view.answer is not MayUse.YES:
+        raise typer.Exit(MAY_NOT if view.answer is MayUse.NO else MAY_BE)
 
 
 def change_gpu(verb: str, gpu: str, reason: str, policy: Path | None, json: bool) -> None:

@@ -27,16 +27,18 @@ from gpukeeper.model.subject import Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words, size_in_words
 from gpukeeper.views.fleet import (
+    DISK,
     FleetView,
     GpusView,
+    SubjectChange,
     WasteView,
+    bytes_of,
     fleet_view,
     gpus_view,
     one_row_each,
     unseen_everywhere,
     waste_view,
 )
-from gpukeeper.views.nodes import DISK, SubjectChange, bytes_of
 
 if TYPE_CHECKING:
     from gpukeeper.wiring.session import Session

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpukeeper.config.importing.ds01 import import_limits
+from gpukeeper.config.importing.ds01 import EXEMPTIONS, OVERRIDES, Companions, import_limits
 from gpukeeper.config.importing.janitor import JanitorOptions, import_rules
 from gpukeeper.config.importing.result import Imported
 from gpukeeper.config.load import load_text
@@ -36,7 +36,10 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of the other tool.")],
     tool: Annotated[
         SourceTool,
-        typer.Option("--from", help="The other tool. kube-janitor: its rules file. ds01: its resource-limits.yaml."),
+        typer.Option(
+            "--from",
+            help="The other tool. kube-janitor: rules file. ds01: resource-limits.yaml, with the files beside it.",
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write the policy to this file. It must not exist.")
@@ -74,7 +77,7 @@ def import_(
     if tool is SourceTool.DS01:
         if flags or running:
             raise UsageError("The options of kube-janitor are not for --from ds01. Nothing was written.")
-        found = import_limits(_read(file), str(file))
+        found = import_limits(_read(file), str(file), _companions(file.parent))
     else:
         found = import_rules(_read(file), str(file), JanitorOptions(**flags, running=running))
     load_text(found.policy, f"the policy from {file}")  # it would be a bug if this failed
@@ -88,6 +91,27 @@ def import_(
         _tell(output, found)
     if found.not_translated:
         raise typer.Exit(PARTLY)
+
+
+def _companions(directory: Path) -> Companions:
+    """What is there and cannot be read is an error: those who are exempt must stay exempt."""
+    groups = directory / "groups"
+    members = [groups / name for name in sorted(_names_in(groups)) if name.endswith(".members")]
+    there = {name: _read(directory / name) for name in (OVERRIDES, EXEMPTIONS) if name in _names_in(directory)}
+    return Companions(
+        members={path.stem: _read(path) for path in members},
+        overrides=there.get(OVERRIDES),
+        exemptions=there.get(EXEMPTIONS),
+    )
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return [one.name for one in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"{directory} could not be read: {error.strerror}. Nothing was written.") from error
 
 
 def _print_json(tool: SourceTool, output: Path | None, found: Imported) -> None:
@@ -107,7 +131,7 @@ def _tell(output: Path | None, found: Imported) -> None:
     if output is not None:
         print_message(f"{output} is written, in mode plan. Next: gpukeeper plan --policy {output}")
     for one in found.not_translated:
-        print_message(f"not translated: {one.where}: {one.what}\n  {one.why}. {one.todo}")
+        print_message("not translated: " + "\n".join(one.lines()))
 
 
 def _list(name: str, value: str) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from gpukeeper.interfaces.terminal.session import narrowed, opened, span
 from gpukeeper.interfaces.terminal.top_screen import ENDED, INTERRUPTED, QUIT, Age, Display, Screen, picture, scrolled
 from gpukeeper.lifecycle.settings import Narrow
 from gpukeeper.model.errors import KeeperError, UsageError
-from gpukeeper.views.top import SORTS, TopView, top_view, with_daemon_plan, with_notes
+from gpukeeper.views.fleet import SORTS, TopView, top_view, with_daemon_plan, with_notes
 
 LEAST, REDRAW = 0.5, 1.0  # seconds
 LEAVE = 1.0  # seconds that a refresh in progress gets to end; then the program exits without it

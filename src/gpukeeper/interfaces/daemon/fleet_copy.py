@@ -15,11 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.engine.keeper import with_origin
 from gpukeeper.engine.ports import bug_words
-from gpukeeper.engine.requests import Reply, Request, fulfil
-from gpukeeper.engine.view import refresh
-from gpukeeper.interfaces.daemon.queries import PresentView
+from gpukeeper.engine.requests import Reply, Request
+from gpukeeper.interfaces.daemon.requests import Identity, carry_out
 from gpukeeper.ledger.copy.admin import CopyState
 from gpukeeper.ledger.copy.connect import load_driver, problem_of_machine, shown
 from gpukeeper.ledger.copy.inbox import SHORTEST_KEY, Answer, Rejected, requester_of, verify
@@ -51,7 +49,6 @@ class FleetSources:
 
     def __init__(self, session: Session, log: Callable[[str], None]) -> None:
         self._session, self._log = session, log
-        self._present = PresentView(session)
         self._view: View | None = None
         self._seq = int(time.time() * 1000)  # higher than all that this daemon used before it was started again
         self._built = float("-inf")  # steady time
@@ -68,7 +65,7 @@ class FleetSources:
             if live.version != version or begun >= due:
                 version, due = live.version, begun + RENEWED
                 await self._try_build()
-                pause = max(SOONEST, self._present.busy * SHARE)
+                pause = max(SOONEST, self._session.present.busy * SHARE)
             await asyncio.sleep(pause)
 
     async def _try_build(self) -> None:
@@ -84,7 +81,7 @@ class FleetSources:
     async def _build(self) -> None:
         if not self._session.keeper.live.places:
             return  # no pass was made yet
-        view, last = await self._present.view(), self._last
+        view, last = await self._session.present.view(), self._last
         if last is None or msgspec.structs.replace(last, at=view.at) != view:
             body = await asyncio.to_thread(encoded, view)
             self._seq += 1
@@ -240,10 +237,8 @@ async def answer(
         if not await take_nonce(session.ledger, verified.nonce, verified.expires, now):
             return Answer("refused", _refusal("this request was received before; it is not carried out a second time"))
         request = reading.decode(bytes(verified.request), type=Request)
-        who = requester_of(verified, machine, same_users=settings.same_users)
-        keeper = with_origin(session.keeper, who, plain(verified.via)[:LONGEST_VIA])
-        reply = await fulfil(keeper, session.book, who, request)
-        await refresh(session.keeper, session.book, request.workload)
+        name = requester_of(verified, machine, same_users=settings.same_users)
+        reply = await carry_out(session, Identity(name=name, via=plain(verified.via)[:LONGEST_VIA]), request)
     except (msgspec.MsgspecError, ValueError) as problem:
         return Answer("refused", _refusal(f"invalid request: {problem}"))
     except KeeperError as problem:

@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper import __version__
 from gpukeeper.blocking import in_thread, real_seconds
 from gpukeeper.config.sections import deciding_digest
 from gpukeeper.config.show import rows, sentence
-from gpukeeper.engine.keeper import Keeper
-from gpukeeper.engine.live import STEP, STEPS
-from gpukeeper.engine.loop import in_slices
 from gpukeeper.engine.outlook import (
     HISTORY,
     NOT_SHOWN,
-    PolicyHead,
     as_others_see,
     daemon_state,
     explained,
@@ -45,13 +40,10 @@ from gpukeeper.lifecycle.budget import TREES
 from gpukeeper.lifecycle.holds import is_admin, may_act
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.event import Event, NodeTested
-from gpukeeper.model.subject import Memory
 from gpukeeper.views.acceptance_history import RunLines, run_lines
 from gpukeeper.views.backtest import BacktestOnRecord
 from gpukeeper.views.explain import Timeline, timeline
 from gpukeeper.views.history import line_row
-from gpukeeper.views.live import Delta, MachineView
-from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.views.own_state import (
     BudgetHealth,
     HealthView,
@@ -65,72 +57,6 @@ from gpukeeper.views.trial import PolicyTrial, WorkloadWords
 from gpukeeper.views.usage_report import ReportQuery, UsageReport
 from gpukeeper.wiring.hypothetical import read_description, try_policy
 from gpukeeper.wiring.session import Session
-
-REMEMBERED = 5.0  # seconds: then the ledger is read again though no pass was made
-FORECASTS = 0.05  # seconds of each update for forecasts; those that are not made then are made by the next ones
-
-
-class PresentView:
-    """Of one reader. Costs what changed since it was read last; `busy`: the seconds that this took."""
-
-    def __init__(self, session: Session) -> None:
-        self.busy = 0.0
-        self._session = session
-        self._rows = LiveRows(session.keeper.host)
-        self._updating = asyncio.Lock()
-        self._remembered: Mapping[str, Memory] = {}
-        self._reads, self._read_at = -1, float("-inf")
-
-    async def view(self) -> MachineView:
-        async with self._updating:
-            return self._rows.view(await self._update())
-
-    async def changes(self, since: int) -> tuple[Delta, int, bool]:
-        """What changed after that generation, the generation after it, and whether this is everything: after 0, or if
-        that generation is too old."""
-        async with self._updating:
-            head, rows = await self._update(), self._rows
-            return rows.delta(head, since), rows.generation, since < rows.oldest
-
-    async def _update(self) -> MachineView:
-        """Returns the head: everything but the rows."""
-        session, keeper, rows = self._session, self._session.keeper, self._rows
-        await _recall(keeper)
-        live, book, now = keeper.live, session.book, keeper.clock.now()
-        self.busy = await in_slices(live.forecast(book, now), FORECASTS)
-        self.busy += await in_slices(rows.update(live, book, now))
-        self.busy += await in_slices(rows.update_gpus(live, now, await self._of_gpus()))
-        policy = book.policy
-        return MachineView(
-            machine=keeper.host,
-            at=now,
-            version=__version__,
-            policy=PolicyHead(session.loaded.source, policy.digest, policy.preset, policy.mode),
-            paused=await keeper.ledger.paused(),
-            places=tuple(place.state for _, place in sorted(live.places.items())),
-            gpus=(),
-            workloads=(),
-            notes=self._rows.notes,
-        )
-
-    async def _of_gpus(self) -> Mapping[str, Memory]:
-        """What the ledger remembers of each GPU; measurements do not change it."""
-        loop, keeper = asyncio.get_running_loop(), self._session.keeper
-        if keeper.live.reads != self._reads or loop.time() - self._read_at > REMEMBERED:
-            self._reads, self._read_at = keeper.live.reads, loop.time()
-            self._remembered = await keeper.ledger.memories(self._rows.devices)
-        return self._remembered
-
-
-async def _recall(keeper: Keeper) -> None:
-    """Use that was recorded before this daemon started, or before the workload was first seen."""
-    keys = keeper.live.unknown_history()
-    if keys:
-        now = keeper.clock.now()
-        found = await keeper.signals.series(keys, now - STEPS * STEP, now)
-        for key, series in found.items():
-            keeper.live.recall(key, series)
-
 
 ERRORS = 5  # of the last day
 DISK = timedelta(seconds=5)
@@ -304,20 +230,15 @@ class Queries:
         refused = may_act(found.view, book, who)
         if refused is not None:
             raise UsageError(f"the signals of {found.view.subject.ref.path} are {NOT_SHOWN}")
-        span = SHOWN_TIMELINE if request.span is None else request.span
         now, key = keeper.clock.now(), found.view.subject.ref.key
-        since = now - min(max(span, timedelta()), LONGEST_TIMELINE)
+        since = now - wanted_span(request)
         series = await keeper.signals.series([key], since, now)
         lines = await self._about(found.view.subject.ref.uid)
         return timeline(found.view, book, series.get(key, ()), lines, since, now)
 
     async def _runs(self, request: Request) -> RunLines:
-        """Of the machine, and so of nobody: everybody may read them."""
         async with _reading():
-            found = await self._lines().lines(
-                LineFilter(last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before)
-            )
-        return run_lines(found)
+            return run_lines(await self._lines().lines(wanted_runs(request)))
 
     async def _own_state(self, who: str, verb: str) -> PolicyView | HealthView:
         admin, now = is_admin(self._session.book, who), self._session.keeper.clock.now()
@@ -364,44 +285,13 @@ class Queries:
             return [line for _, line in await self._lines().lines(LineFilter(last=last, workload=words))]
 
     async def _ledger(self, who: str, request: Request) -> NumberedLine:
-        """Lines about one's own work; an admin's are all."""
-        unknown = [name for name in request.types if name not in TYPES]
-        if unknown:
-            raise UsageError(f'unknown line type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
-        admin = is_admin(self._session.book, who)
-        if not admin and request.owner not in (None, who):
-            raise UsageError(f"{who} may read only lines about their own work")
-        now = self._session.keeper.clock.now()
+        wanted = wanted_lines(who, request, self._session.keeper.clock.now(), admin=is_admin(self._session.book, who))
         async with _reading():
-            found = await self._lines().lines(
-                LineFilter(
-                    last=min(max(request.last, 1), MOST_LINES),
-                    types=request.types,
-                    owner=request.owner if admin else who,
-                    workload=request.workload or None,
-                    errors_only=request.errors,
-                    since=None if request.span is None else now - request.span,
-                    search=request.search or None,
-                    before=request.before,
-                )
-            )
-        return NumberedLine(tuple(found))
+            return NumberedLine(tuple(await self._lines().lines(wanted)))
 
     async def _report(self, who: str, request: Request) -> UsageReport:
-        """One's own figures and the totals; an admin's are all."""
-        admin, book = is_admin(self._session.book, who), self._session.book
-        if not admin and request.owner not in (None, who):
-            raise UsageError(f"{who} may read only their own figures and the totals")
-        if request.since is None or request.until is None:
-            raise UsageError("a report needs the beginning and the end of its time span")
-        query = ReportQuery(
-            since=request.since,
-            until=request.until,
-            zone=request.zone,
-            owner=request.owner,
-            person=None if admin else who,
-        )
-        now = self._session.keeper.clock.now()
+        book, now = self._session.book, self._session.keeper.clock.now()
+        query = wanted_report(who, request, admin=is_admin(book, who))
         async with _reading():
             return await read_report(self._lines(), self._usage(), query, book.policy.prices, now)
 
@@ -418,3 +308,48 @@ class Queries:
 
 def _reading() -> asyncio.Timeout:
     return asyncio.timeout(real_seconds(READING.total_seconds()))
+
+
+def wanted_lines(who: str, request: Request, now: datetime, *, admin: bool) -> LineFilter:
+    """Lines about one's own work; an admin's are all."""
+    unknown = [name for name in request.types if name not in TYPES]
+    if unknown:
+        raise UsageError(f'unknown line type "{unknown[0]}". Types: {", ".join(sorted(TYPES))}')
+    if not admin and request.owner not in (None, who):
+        raise UsageError(f"{who} may read only lines about their own work")
+    return LineFilter(
+        last=min(max(request.last, 1), MOST_LINES),
+        types=request.types,
+        owner=request.owner if admin else who,
+        workload=request.workload or None,
+        errors_only=request.errors,
+        since=None if request.span is None else now - request.span,
+        search=request.search or None,
+        before=request.before,
+    )
+
+
+def wanted_runs(request: Request) -> LineFilter:
+    """Of the machine, and so of nobody: everybody may read them."""
+    return LineFilter(last=min(max(request.last, 1), MOST_LINES), types=(ACCEPTANCE,), before=request.before)
+
+
+def wanted_report(who: str, request: Request, *, admin: bool) -> ReportQuery:
+    """One's own figures and the totals; an admin's are all."""
+    if not admin and request.owner not in (None, who):
+        raise UsageError(f"{who} may read only their own figures and the totals")
+    if request.since is None or request.until is None:
+        raise UsageError("a report needs the beginning and the end of its time span")
+    return ReportQuery(
+        since=request.since,
+        until=request.until,
+        zone=request.zone,
+        owner=request.owner,
+        person=None if admin else who,
+    )
+
+
+def wanted_span(request: Request) -> timedelta:
+    """Of a timeline."""
+    span = SHOWN_TIMELINE if request.span is None else request.span
+    return min(max(span, timedelta()), LONGEST_TIMELINE)

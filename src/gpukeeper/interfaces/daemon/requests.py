@@ -17,6 +17,7 @@ from zlib import crc32
 import msgspec
 
 from gpukeeper.blocking import in_thread, real_span
+from gpukeeper.engine.keeper import with_origin
 from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
 from gpukeeper.engine.view import refresh
 from gpukeeper.interfaces.daemon.queries import NOT_NAMED, VERBS, Queries
@@ -208,9 +209,15 @@ class DaemonResponder:
                 return Reply(done=False, words=words, exit_code=1)
             now = self._session.keeper.clock.now()
             return await log_in(self._logins, self._session.book, Identity(name=who, uid=uid), request, now)
-        reply = await fulfil(self._session.keeper, self._session.book, who, request, uid=uid)
-        await refresh(self._session.keeper, self._session.book, request.workload)
-        return reply
+        return await carry_out(self._session, Identity(name=who, uid=uid), request)
+
+
+async def carry_out(session: Session, who: Identity, request: Request) -> Reply:
+    """What changes something, with the rights of that person. Its lines in the ledger tell how it came here."""
+    keeper = with_origin(session.keeper, who.name, who.via) if who.via else session.keeper
+    reply = await fulfil(keeper, session.book, who.name, request, uid=who.uid)
+    await refresh(session.keeper, session.book, request.workload)
+    return reply
 
 
 async def log_in(found: WebLogins, book: Rulebook, who: Identity, request: Request, now: datetime) -> Reply:

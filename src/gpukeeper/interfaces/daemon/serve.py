@@ -24,14 +24,13 @@ from gpukeeper.interfaces.daemon.fleet_copy import FleetCopy
 from gpukeeper.interfaces.daemon.fleet_web import fleet_access, serve_fleet_until_stopped
 from gpukeeper.interfaces.daemon.requests import DaemonResponder, WebLogins
 from gpukeeper.interfaces.daemon.server import listening, notify_systemd
-from gpukeeper.interfaces.daemon.web import listen, web_process
+from gpukeeper.interfaces.daemon.web import WebProcess, opened_logins, supervised
 from gpukeeper.interfaces.http_pages import Endpoint, read_endpoint
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal.session import opened
 from gpukeeper.interfaces.terminal.watching import PassPrinter, PolicyReloader, log, rotate_daily
 from gpukeeper.ledger.files import socket_path
 from gpukeeper.ledger.journal import DAEMON
-from gpukeeper.ledger.logins import open_logins
 from gpukeeper.lifecycle.rules.target import in_scope
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Ref
@@ -125,17 +124,10 @@ async def _measure(reader: PodUseReader, log: Callable[[str], None]) -> None:
         await asyncio.sleep(AGAIN_S)
 
 
-@asynccontextmanager
-async def _logins(session: Session, web: Endpoint | None) -> AsyncIterator[WebLogins | None]:
-    if web is None:
-        yield None
-        return
-    with listen(web) as listener:
-        logins = open_logins(session.ledger.path)
-        try:
-            yield WebLogins(logins, Endpoint(port=listener.getsockname()[1], address=web.address), listener)
-        finally:
-            logins.close()
+def _dashboard(
+    session: Session, found: WebLogins, log: Callable[[str], None], metrics: MetricsPage | None
+) -> AbstractAsyncContextManager[None]:
+    return supervised(WebProcess(session, found.logins, found.listener, log, metrics), found, log)
 
 
 @asynccontextmanager
@@ -166,10 +158,10 @@ async def serve_until_stopped(
 
     async with (
         session.keeper.ledger.lease(DAEMON, "serve"),
-        _logins(session, web) as logins,
+        nullcontext() if web is None else opened_logins(web, session.ledger.path) as logins,
         _listening(session, logins, log),
         hooks.opened,
-        nullcontext() if logins is None else web_process(session, logins, log, hooks.page),
+        nullcontext() if logins is None else _dashboard(session, logins, log, hooks.page),
         session.admins_notified(log),
     ):
         if not quiet:

@@ -86,6 +86,10 @@ class RequestLimiter:
         self.asked[uid] = whole
         return max(whole - now - self.limits.burst * self.limits.pause, 0.0)
 
+    async def pause(self, uid: int) -> None:
+        """So long as the next request of that user has to wait; counts it."""
+        await asyncio.sleep(self.wait(uid, asyncio.get_running_loop().time()))
+
     @asynccontextmanager
     async def turn(self, uid: int) -> AsyncIterator[None]:
         """Waits until this user's request may be worked on."""
@@ -239,7 +243,7 @@ class Server:
             why = str(problem) or f"no request received within {PATIENCE:g} s"
             return Reply(done=False, words=f"invalid request: {why}", exit_code=2)
         async with self._limiter.turn(uid):
-            await asyncio.sleep(self._limiter.wait(uid, asyncio.get_running_loop().time()))
+            await self._limiter.pause(uid)
             try:
                 who = await in_thread(lambda: user_name(uid), NAMES)
             except TimeoutError:

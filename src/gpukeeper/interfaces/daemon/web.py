@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from contextlib import asynccontextmanager, closing, suppress
+from datetime import datetime, timedelta
 from importlib.util import find_spec
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.blocking import in_thread, real_seconds
-from gpukeeper.engine.keeper import with_origin
-from gpukeeper.engine.requests import DataReply, Reply, Request, fulfil
-from gpukeeper.engine.view import refresh
-from gpukeeper.interfaces.daemon.queries import VERBS, PresentView, Queries
+from gpukeeper.engine.requests import DataReply, Reply, Request
+from gpukeeper.interfaces.daemon.queries import VERBS, Queries
 from gpukeeper.interfaces.daemon.requests import (
     ANONYMOUS,
     LOG_IN,
@@ -30,6 +30,7 @@ from gpukeeper.interfaces.daemon.requests import (
     Identity,
     WebLogins,
     answer_login,
+    carry_out,
     identify,
 )
 from gpukeeper.interfaces.daemon.server import RateLimits, RequestLimiter
@@ -43,15 +44,15 @@ from gpukeeper.interfaces.link import (
     Demo,
     Person,
     Question,
-    Revocations,
     Welcome,
     frame,
     new_revocations,
     read_frame,
 )
 from gpukeeper.interfaces.web_setup import Setup, is_loopback, read_setup, read_tls, tls_stamp
-from gpukeeper.ledger.logins import Logins
+from gpukeeper.ledger.logins import Logins, open_logins
 from gpukeeper.lifecycle.holds import is_admin
+from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.errors import KeeperError, UsageError
 from gpukeeper.model.policy import Web
 from gpukeeper.processes import DIRECTORY, environment, module_command, running
@@ -65,41 +66,6 @@ BACKOFF = (1.0, 60.0)
 HEALTHY = 60.0  # seconds after which a process that ends is started again at once
 Log = Callable[[str], None]
 Send = Callable[[object], Awaitable[None]]
-
-
-class Backend(Protocol):
-    """Identifies people and answers their questions; the web process does neither."""
-
-    @property
-    def revocations(self) -> Revocations: ...
-
-    async def welcome(self) -> Welcome:
-        """Its first frame."""
-        ...
-
-    async def publish(self, send: Send) -> None:
-        """Sends what changed; a new web process gets everything first. The process is started again if it returns."""
-        ...
-
-    async def answer(self, question: Question) -> Answer: ...
-
-
-@asynccontextmanager
-async def supervised(
-    backend: Backend, where: Endpoint, listener: socket.socket, log: Log, scheme: str = "http"
-) -> AsyncIterator[None]:
-    """Runs while the block does. Closes the listener."""
-    address = f"[{where.address}]" if ":" in where.address else where.address
-    log(f"serving the dashboard on {scheme}://{address}:{listener.getsockname()[1]}/")
-    child = WebChild(backend, listener, log)
-    supervising = asyncio.create_task(child.supervise())
-    try:
-        yield
-    finally:
-        supervising.cancel()
-        await asyncio.gather(supervising, return_exceptions=True)
-        await child.end_replies()
-        listener.close()
 
 
 def require_web() -> None:
@@ -125,13 +91,34 @@ def listen(where: Endpoint) -> socket.socket:
     return listener
 
 
+@asynccontextmanager
+async def opened_logins(web: Endpoint, ledger: Path) -> AsyncIterator[WebLogins]:
+    """With a listener, while the block runs. `ledger`: the logins are beside it."""
+    with listen(web) as listener, closing(open_logins(ledger)) as logins:
+        yield WebLogins(logins, Endpoint(port=listener.getsockname()[1], address=web.address), listener)
+
+
 class WebChild:
     def __init__(self, backend: Backend, listener: socket.socket, log: Log) -> None:
         self._backend, self._listener, self._log = backend, listener, log
         self._replies: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(OPEN_MAX)
 
-    async def supervise(self) -> None:
+    @asynccontextmanager
+    async def kept_running(self) -> AsyncIterator[None]:
+        """While the block does. Requests in progress are interrupted at its end; the next start inspects open intents
+        first."""
+        supervising = asyncio.create_task(self._supervise())
+        try:
+            yield
+        finally:
+            supervising.cancel()
+            await asyncio.gather(supervising, return_exceptions=True)
+            for task in self._replies:
+                task.cancel()
+            await asyncio.gather(*self._replies, return_exceptions=True)
+
+    async def _supervise(self) -> None:
         """Starts it again when it ends, later each time it does so soon."""
         loop, pause = asyncio.get_running_loop(), BACKOFF[0]
         while True:
@@ -144,12 +131,6 @@ class WebChild:
             self._log(f"the web process ended ({why}); starting it again in {pause:g} s")
             await asyncio.sleep(real_seconds(pause))
             pause = min(pause * 2, BACKOFF[1])
-
-    async def end_replies(self) -> None:
-        """Requests in progress are interrupted; the next start inspects open intents first."""
-        for task in self._replies:
-            task.cancel()
-        await asyncio.gather(*self._replies, return_exceptions=True)
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
@@ -214,18 +195,6 @@ def _ending(code: int) -> str:
 
 READ_WITHIN = timedelta(seconds=20)  # files and names of users
 FOLLOW = 20.0  # seconds between two checks for changes
-
-
-def answer_of(question: Question, person: Person, reply: Reply) -> Answer:
-    return Answer(
-        id=question.id,
-        person=person,
-        done=reply.done,
-        words=reply.words,
-        exit_code=reply.exit_code,
-        token=reply.token,
-        body=bytes(reply.body) if isinstance(reply, DataReply) else b"null",
-    )
 
 
 class WebSettings:
@@ -322,29 +291,116 @@ class WebSettings:
             self._log(words)
 
 
+READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times
+
+
+class Backend(ABC):
+    """What a web process is sent, and how its questions are answered: each with the rights of the person whose
+    credentials it carries."""
+
+    verbs: Collection[str] = VERBS  # that only read
+    own_log = "the daemon's log"
+
+    def __init__(self, logins: Logins, settings: WebSettings, log: Log) -> None:
+        self.settings, self._logins, self._log = settings, logins, log
+        self._reads = RequestLimiter(READS)  # of their own: a stop takes its grace, and its person reads meanwhile
+        self._changes = RequestLimiter()
+        self.revocations = new_revocations()
+        logins.on_revoke, logins.on_misuse = self.revocations.increase, log
+
+    def close(self) -> None:
+        self._logins.on_revoke = lambda: None
+        self.revocations.close()
+
+    @abstractmethod
+    async def welcome(self) -> Welcome:
+        """Its first frame."""
+
+    @abstractmethod
+    async def publish_views(self, send: Send) -> None:
+        """For ever: sends what changed; everything first."""
+
+    @property
+    @abstractmethod
+    def book(self) -> Rulebook: ...
+
+    @abstractmethod
+    def now(self) -> datetime: ...
+
+    @abstractmethod
+    async def read(self, who: Identity, machine: str, request: Request) -> Reply: ...
+
+    @abstractmethod
+    async def change(self, who: Identity, machine: str, request: Request) -> Reply: ...
+
+    def why_not(self, machine: str) -> Reply | None:
+        """The refusal of a question about that machine. None: it is answered."""
+        return None
+
+    def name(self, who: Identity) -> str:
+        """As machines know this person."""
+        return who.name
+
+    def is_admin(self, who: Identity) -> bool:
+        return bool(who.name) and is_admin(self.book, who.name)
+
+    async def publish(self, send: Send) -> None:
+        """The web process is started again if it returns."""
+        await self.settings.serve(self.publish_views(send), send)
+
+    async def answer(self, question: Question) -> Answer:
+        """Every refusal is a sentence."""
+        who = ANONYMOUS
+        try:
+            proxied = self.settings.proxy_configured
+            who = await identify(self._logins, question.credentials, self.now(), proxied=proxied)
+            reply = await self._answer(who, question.machine, question.request)
+        except KeeperError as problem:
+            reply = Reply(done=False, words=str(problem), exit_code=problem.exit_code)
+        except Exception as bug:  # of one request: the others go on
+            self._log(f"a request from the web failed, which is a bug in gpukeeper: {bug!r}")
+            reply = Reply(done=False, words=f"this is a bug in gpukeeper; see {self.own_log}", exit_code=BUG)
+        person = Person(name=self.name(who), admin=self.is_admin(who), login=who.login, kind=who.kind)
+        return Answer(id=question.id, person=person, **msgspec.structs.asdict(reply))
+
+    async def _answer(self, who: Identity, machine: str, request: Request) -> Reply:
+        if not who.name and not self.settings.anonymous and request.verb not in ("whoami", "redeem"):
+            return LOG_IN
+        if request.verb in LOGIN_VERBS:  # short: others must not be able to delay them
+            return await answer_login(self._logins, self.book, who, request, self.now())
+        refused = self.why_not(machine)
+        if refused is not None:
+            return refused
+        if request.verb in self.verbs:
+            async with self._reads.turn(who.turn):
+                await self._reads.pause(who.turn)
+                return await self.read(who, machine, request)
+        return await self.change(who, machine, request) if who.name else LOG_IN
+
+
+@asynccontextmanager
+async def supervised(backend: Backend, found: WebLogins, log: Log) -> AsyncIterator[None]:
+    """The web process runs while the block does. Refuses before anything is served; closes backend and listener."""
+    try:
+        scheme = "http" if (await backend.settings.setup()).tls is None else "https"
+        address = f"[{found.where.address}]" if ":" in found.where.address else found.where.address
+        log(f"serving the dashboard on {scheme}://{address}:{found.where.port}/")
+        async with WebChild(backend, found.listener, log).kept_running():
+            yield
+    finally:
+        backend.close()
+        found.listener.close()
+
+
 NEVER_SOONER, NEVER_LATER = 0.5, 1.0  # seconds between two changes that are sent, if there are any
 SHARE = 4  # pauses are so many times as long as the work before them, within these limits
 AT_LEAST = 15.0  # seconds: a view is sent that often though nothing changed, so that its age tells something
 
 
-@asynccontextmanager
-async def web_process(
-    session: Session, found: WebLogins, log: Log, metrics: MetricsPage | None = None
-) -> AsyncIterator[None]:
-    """Runs while the block does."""
-    session.keeper.live.enabled, session.keeper.live.gpus_only = True, False
-    web = WebProcess(session, found.logins, found.listener, log, metrics)
-    setup = await web.settings.setup()  # refuses before anything is served
-    try:
-        async with supervised(web, found.where, found.listener, log, "http" if setup.tls is None else "https"):
-            yield
-    finally:
-        web.close()
+class WebProcess(Backend):
+    """Of a daemon. `metrics`: None: it has none."""
 
-
-class WebProcess:
-    """What the web process of a daemon is sent and answered. Implements Backend."""
-
+    verbs = (*VERBS, "metrics")
     no_metrics = "metrics need an extra. In a clone of gpukeeper: pip install '.[metrics]'"
 
     def __init__(
@@ -355,90 +411,50 @@ class WebProcess:
         log: Log,
         metrics: MetricsPage | None = None,
     ) -> None:
-        self._session, self._logins, self._log, self._metrics = session, logins, log, metrics
-        self._limiter = RequestLimiter()
-        self._reads = RequestLimiter(READS)  # of their own: a stop takes its grace, and its person reads meanwhile
-        self.settings = WebSettings(lambda: session.book.policy.web, listener.getsockname()[0], log)
+        super().__init__(logins, WebSettings(lambda: session.book.policy.web, listener.getsockname()[0], log), log)
+        self._session, self._metrics = session, metrics
         self._queries = Queries(session, lambda: self.settings.warnings)
         self.demo: Demo | None = None  # what is shown is simulated
-        self._present = PresentView(session)
-        self.revocations = new_revocations()
-        logins.on_revoke, logins.on_misuse = self.revocations.increase, log
+        session.keeper.live.enabled, session.keeper.live.gpus_only = True, False
 
     def close(self) -> None:
-        self._logins.on_revoke = lambda: None
-        self.revocations.close()
+        super().close()
         self._queries.close()
+
+    @property
+    def book(self) -> Rulebook:
+        return self._session.book
+
+    def now(self) -> datetime:
+        return self._session.keeper.clock.now()
 
     async def welcome(self) -> Welcome:
         welcome = await self.settings.welcome(self._session.keeper.host, self._logins)
         return msgspec.structs.replace(welcome, demo=self.demo)
 
-    async def publish(self, send: Send) -> None:
-        await self.settings.serve(self._publish_views(send), send)
-
-    async def _publish_views(self, send: Send) -> None:
-        live, sent = self._session.keeper.live, 0
+    async def publish_views(self, send: Send) -> None:
+        live, present, sent = self._session.keeper.live, self._session.present, 0
         while True:
             live.changed.clear()
-            delta, sent, whole = await self._present.changes(sent)
+            delta, sent, whole = await present.changes(sent)
             await send(Change(delta, whole=whole))
-            pause = max(real_seconds(NEVER_SOONER), self._present.busy * SHARE)
+            pause = max(real_seconds(NEVER_SOONER), present.busy * SHARE)
             await asyncio.sleep(min(pause, real_seconds(NEVER_LATER)))
             with suppress(TimeoutError):
                 await asyncio.wait_for(live.changed.wait(), real_seconds(AT_LEAST))
 
     async def view(self) -> MachineView:
-        return await self._present.view()
+        return await self._session.present.view()
 
-    async def answer(self, question: Question) -> Answer:
-        """With the rights of the person whose credentials it carries. Every refusal is a sentence."""
-        try:
-            who, reply = await self._answer(question)
-        except KeeperError as problem:
-            who, reply = ANONYMOUS, Reply(done=False, words=str(problem), exit_code=problem.exit_code)
-        except Exception as bug:  # of one request: the daemon goes on
-            self._log(f"a request from the web failed, which is a bug in gpukeeper: {bug!r}")
-            who, reply = (
-                ANONYMOUS,
-                Reply(done=False, words="this is a bug in gpukeeper; see the daemon's log", exit_code=BUG),
-            )
-        admin = bool(who.name) and is_admin(self._session.book, who.name)
-        return answer_of(question, Person(name=who.name, admin=admin, login=who.login, kind=who.kind), reply)
-
-    @asynccontextmanager
-    async def _turn(self, limiter: RequestLimiter, who: Identity) -> AsyncIterator[None]:
-        async with limiter.turn(who.turn):
-            await asyncio.sleep(limiter.wait(who.turn, asyncio.get_running_loop().time()))
-            yield
-
-    async def _answer(self, question: Question) -> tuple[Identity, Reply]:
-        session, request = self._session, question.request
-        now, proxied = session.keeper.clock.now(), self.settings.proxy_configured
-        who = await identify(self._logins, question.credentials, now, proxied=proxied)
-        if request.verb in ("whoami", "redeem"):  # short, and before a login: others must not be able to delay them
-            return who, await self._answer_login(who, request)
-        if not who.name and not self.settings.anonymous:
-            return who, LOG_IN
-        if request.verb in LOGIN_VERBS:
-            return who, await self._answer_login(who, request)
+    async def read(self, who: Identity, machine: str, request: Request) -> Reply:
         if request.verb == "metrics":
-            async with self._turn(self._reads, who):
-                return who, await self._read_metrics()
-        if request.verb in VERBS:
-            async with self._turn(self._reads, who):
-                return who, await self._queries.answer(who.reader, request)
-        if not who.name:
-            return who, LOG_IN
-        async with self._turn(self._limiter, who):
-            keeper = with_origin(session.keeper, who.name, who.via)
-            reply = await fulfil(keeper, session.book, who.name, request, uid=who.uid)
-            await refresh(session.keeper, session.book, request.workload)
-            return who, reply
+            return await self._read_metrics()
+        return await self._queries.answer(who.reader, request)
 
-    async def _answer_login(self, who: Identity, request: Request) -> Reply:
-        session = self._session
-        return await answer_login(self._logins, session.book, who, request, session.keeper.clock.now())
+    async def change(self, who: Identity, machine: str, request: Request) -> Reply:
+        async with self._changes.turn(who.turn):
+            await self._changes.pause(who.turn)
+            return await carry_out(self._session, who, request)
 
     async def _read_metrics(self) -> Reply:
         """The text, with its content type as the words."""
@@ -446,6 +462,3 @@ class WebProcess:
             raise UsageError(self.no_metrics)
         page = await self._metrics()
         return DataReply(done=True, words=page.type, body=msgspec.Raw(msgspec.json.encode(page.body.decode())))
-
-
-READS = RateLimits(burst=200, pause=0.1)  # a page asks up to three times

@@ -19,7 +19,6 @@ from gpukeeper.acceptance.record import ref_of
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk.mounts import Usage, usage
 from gpukeeper.engine.live import LiveState
-from gpukeeper.engine.loop import in_slices
 from gpukeeper.engine.ports import bug_words
 from gpukeeper.interfaces.telemetry.series import gauge
 from gpukeeper.ledger.copy.admin import CopyState
@@ -31,7 +30,6 @@ from gpukeeper.model.series import Sample
 from gpukeeper.model.subject import EMPTY
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.views.live import GpuState, GpuTile
-from gpukeeper.views.live_rows import LiveRows
 from gpukeeper.wiring.benches import node_name
 from gpukeeper.wiring.session import Session
 
@@ -237,8 +235,6 @@ class MachineReader:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._node = ref_of(node_name()).key
-        self._rows = LiveRows(session.keeper.host)
-        self._updating = asyncio.Lock()
         self._tiles: tuple[GpuTile, ...] = ()
         self._version = -1
         self._events: dict[str, int] = {}
@@ -264,16 +260,10 @@ class MachineReader:
         return msgspec.structs.replace(facts, tiles=tiles, tested=tested, events=events)
 
     async def _gpus(self) -> tuple[GpuTile, ...]:
-        session, keeper = self._session, self._session.keeper
-        async with self._updating:
-            version = keeper.live.version
-            if version != self._version:
-                live, now = keeper.live, keeper.clock.now()
-                await in_slices(self._rows.update(live, session.book, now))
-                remembered = await keeper.ledger.memories(self._rows.devices)
-                await in_slices(self._rows.update_gpus(live, now, remembered))
-                self._tiles, self._version = self._rows.gpus, version
-            return self._tiles
+        version = self._session.keeper.live.version
+        if version != self._version:
+            self._tiles, self._version = await self._session.present.gpus(), version
+        return self._tiles
 
     async def _last_day(self) -> dict[str, int]:
         """By an index, at most once a minute."""

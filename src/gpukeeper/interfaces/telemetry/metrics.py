@@ -27,7 +27,7 @@ from gpukeeper.devices.busy import GpuUse
 from gpukeeper.engine.observe import TreeCount
 from gpukeeper.engine.ports import EvidenceStore, Platform
 from gpukeeper.engine.reclaim import PassReport
-from gpukeeper.interfaces.telemetry.machine import MachineFacts, of_machine
+from gpukeeper.interfaces.telemetry.machine import LARGEST, REST, MachineFacts, of_machine
 from gpukeeper.interfaces.telemetry.series import COUNTED_BY, COUNTERS, counter, gauge
 from gpukeeper.interfaces.terminal.watching import UnreportedLines
 from gpukeeper.lifecycle.rules import idle
@@ -38,8 +38,8 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.subject import Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import plain
-from gpukeeper.platforms.kubernetes.node_use import PROCESS_RESULTS, PodUse
-from gpukeeper.views.nodes import DISK, bytes_of
+from gpukeeper.platforms.kubernetes.node_use import PROCESS_RESULTS, PodName, PodUse
+from gpukeeper.views.fleet import DISK, bytes_of
 from gpukeeper.wiring.session import Session
 
 OF_A_NODE, OF_A_DISK = ("platform", "place", "node"), ("platform", "place", "node", "disk")
@@ -138,6 +138,16 @@ def of_node_use(seen: PodUse) -> Iterator[Metric]:
     results: Numbers = {(result,): seen.pods.processes.get(result, 0) for result in PROCESS_RESULTS}
     yield gauge("gpukeeper_pod_gpu_processes", results, "result")
     yield gauge("gpukeeper_pod_gpu_not_measured", _missing(seen, seen.uses), "what")
+    yield gauge("gpukeeper_pod_log_bytes", _largest_logs(seen.logs), "namespace", "pod", "pod_uid")
+
+
+def _largest_logs(logs: Mapping[PodName, int]) -> Numbers:
+    """The largest one by one, and the sum of all others."""
+    ranked = sorted(logs.items(), key=lambda pair: pair[1], reverse=True)
+    found: Numbers = {(name.namespace, name.name, name.uid): size for name, size in ranked[:LARGEST]}
+    if len(ranked) > LARGEST:
+        found["", REST, ""] = sum(size for _, size in ranked[LARGEST:])
+    return found
 
 
 def _use_values(seen: PodUse, uses: Mapping[str, GpuUse]) -> tuple[Numbers, Numbers, Numbers]:
@@ -274,7 +284,7 @@ class Metrics(Collector):
 
     def captured(self, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
-            self.add("gpukeeper_captured_bytes_total", "logs" if "log" in name.lower() else "rest", by=len(content))
+            self.add("gpukeeper_captured_bytes_total", "logs" if _is_log(name) else "rest", by=len(content))
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
         values = self._counted[name]
@@ -351,6 +361,11 @@ class Metrics(Collector):
                 self.add("gpukeeper_bytes_returned_total", line.rule, by=max(line.bytes_back, 0))
         elif line.result not in NO_FAILURE:
             self.add("gpukeeper_failed_total", kind, line.result.value)
+
+
+def _is_log(name: str) -> bool:
+    """As all platforms name them. A pod may be called `catalog`."""
+    return name == "log.txt" or name.startswith("logs/")
 
 
 class CountedEvidence:

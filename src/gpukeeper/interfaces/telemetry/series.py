@@ -61,6 +61,7 @@ GAUGES = {
     "gpukeeper_storage_not_measured": "Values of images, workloads and logs that could not be measured.",
     "gpukeeper_pod_gpu_processes": "Processes on GPUs, by whether their pod is known. With `serve --pods`.",
     "gpukeeper_pod_gpu_not_measured": "What is missing in the GPU use of pods. With `serve --pods`.",
+    "gpukeeper_pod_log_bytes": "Bytes of the largest logs of pods, also of ended ones; the rest. With `serve --pods`.",
     "gpukeeper_fleet_copy_connected": "1 if the fleet database is connected. Exported only if it is configured.",
     "gpukeeper_fleet_copy_lag_seconds": "Age of the oldest journal line that is not in the fleet database yet.",
     "gpukeeper_fleet_copy_unsent_lines": "Journal lines that are not in the fleet database yet.",

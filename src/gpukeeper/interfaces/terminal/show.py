@@ -102,11 +102,13 @@ def plan_row(d: Decision, *, verbose: bool) -> tuple[str, ...]:
 
 
 def holds(d: Decision) -> str:
-    """GPUs of what runs, bytes of what lies around: of a tree they are what matters, elsewhere seldom measured."""
+    """GPUs of a workload, bytes of what lies around or has ended: of a tree they are what matters, elsewhere seldom
+    measured."""
     if isinstance(d.gpus, Unknown):
         return "? GPUs"
     if d.gpus:
-        return f"{d.gpus} GPU{'s' if d.gpus > 1 else ''}"
+        words = f"{d.gpus} GPU{'s' if d.gpus > 1 else ''}"
+        return words if d.running or isinstance(d.size, Unknown) or not d.size else f"{words}, {size_in_words(d.size)}"
     if isinstance(d.size, Unknown):
         return "?" if d.rule in TREES and not d.size.by_design else "-"
     return size_in_words(d.size) if d.size else "-"

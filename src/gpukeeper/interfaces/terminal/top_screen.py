@@ -29,8 +29,8 @@ from gpukeeper.lifecycle.warnings import without_steps
 from gpukeeper.model.policy import Mode
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words, plain
+from gpukeeper.views.fleet import TopView, ordered
 from gpukeeper.views.live import GpuTile
-from gpukeeper.views.top import TopView, ordered
 
 WIDE = 150  # columns from which a GPU and its next step fit into one line
 SOON = timedelta(hours=1)

@@ -57,7 +57,7 @@ from gpukeeper.model.decision import Decision
 from gpukeeper.views.acceptance_history import GpuHistory, RunLines
 from gpukeeper.views.explain import Timeline, explain_view
 from gpukeeper.views.history import lines_view
-from gpukeeper.views.live import GpuTile, MachineView, WorkloadLine, row_id
+from gpukeeper.views.live import MachineState, MachineView, Row, WorkloadLine, row_id
 from gpukeeper.views.own_state import HealthView, PolicyView
 from gpukeeper.views.plan import daemon_plan_view
 from gpukeeper.views.trial import PolicyTrial
@@ -155,7 +155,6 @@ def _inlined(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, An
 
 
 T = TypeVar("T")
-Row = TypeVar("Row", GpuTile, WorkloadLine)
 SPAN = timedelta(days=30)
 
 
@@ -301,10 +300,7 @@ def _page(found: Iterable[Row], query: ListQuery) -> tuple[tuple[Row, ...], str 
 
 
 def _head(view: MachineView) -> MachineHead:
-    fields = {
-        name: getattr(view, name)
-        for name in ("machine", "at", "version", "policy", "paused", "places", "not_seen_since")
-    }
+    fields = {name: getattr(view, name) for name in MachineState.__struct_fields__}
     return MachineHead(**fields, gpus=len(view.gpus), workloads=len(view.workloads))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 from zoneinfo import available_timezones
@@ -16,8 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gpukeeper.engine.live import PlaceState
-from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.security import Visitor
 from gpukeeper.ledger.lines import TYPES
@@ -25,7 +23,7 @@ from gpukeeper.model import reading
 from gpukeeper.model.reading import TEXT_MAX, Moment
 from gpukeeper.model.subject import Outcome
 from gpukeeper.views.explain import ExplainView
-from gpukeeper.views.live import GpuState, GpuTile, WorkloadLine
+from gpukeeper.views.live import GpuState, GpuTile, MachineState, WorkloadLine
 from gpukeeper.views.plan import PlanView
 from gpukeeper.views.trial import STATES, WorkloadWords
 
@@ -138,18 +136,11 @@ class RestoreBody(OfMachine, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     workload: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 
 
-class MachineHead(msgspec.Struct, frozen=True, kw_only=True):
+class MachineHead(MachineState, frozen=True, kw_only=True):
     """A machine without its GPUs and workloads."""
 
-    machine: str
-    at: Moment
-    version: str
-    policy: PolicyHead
-    paused: str | None
-    places: tuple[PlaceState, ...]
     gpus: int
     workloads: int
-    not_seen_since: Moment | None = None  # what is shown of it is old; None: it is current
 
 
 class MachineList(msgspec.Struct, frozen=True):
@@ -277,9 +268,14 @@ def read_query(request: HttpRequest, kind: type[Query]) -> Query:
         found[name] = values if name in lists else values[0]
     try:
         query = msgspec.convert(found, kind, strict=False)
-        for field in msgspec.structs.fields(kind) if "null" in found.values() else ():
-            if found.get(field.encode_name) == "null" and getattr(query, field.name) is None:
+        for field in msgspec.structs.fields(kind):
+            given, value = found.get(field.encode_name), getattr(query, field.name)
+            if given == "null" and value is None:
                 raise HTTPException(400, f'The parameter "{field.encode_name}" has no value null. Leave it out.')
+            if isinstance(value, datetime) and ":" not in str(given):  # msgspec reads a number as seconds since 1970
+                raise HTTPException(
+                    400, f'The parameter "{field.encode_name}" is not a time like 2026-01-31T12:00:00Z.'
+                )
         return query
     except msgspec.ValidationError as problem:
         raise HTTPException(400, f"A parameter is not valid: {problem}.") from problem

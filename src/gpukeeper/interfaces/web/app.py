@@ -1,30 +1,26 @@
-"""What the pages share: the source, templates, who asks, forms and cookies; what they ask a daemon, and which one;
-rows without what others may not see and tiles as HTML, made once for all readers until the row changes.
-
-Requests for several workloads are kept in memory for a while: first previewed, then made one after the other, each
-with its own result. What was done is in the ledger, a line for each workload.
+"""What the pages share: the source, who asks, forms and cookies; what they ask a daemon, and which one; rows without
+what others may not see and tiles as HTML, made once for all readers until the row changes; and templates with their
+filters: times, numbers and missing values, as people read them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
-import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from gpukeeper.engine.live import PlaceState
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import (
     BUG,
@@ -36,7 +32,7 @@ from gpukeeper.interfaces.link import (
     Credentials,
     Person,
 )
-from gpukeeper.interfaces.web import charts, words
+from gpukeeper.interfaces.web import charts
 from gpukeeper.interfaces.web.peers import Peers
 from gpukeeper.interfaces.web.security import (
     THEME,
@@ -50,20 +46,24 @@ from gpukeeper.interfaces.web.security import (
     is_secure,
 )
 from gpukeeper.interfaces.web.source import Source
+from gpukeeper.lifecycle.forecast import NextStep, done_word, phrases
+from gpukeeper.lifecycle.rules.hold import only_in_words
+from gpukeeper.lifecycle.warnings import without_steps
 from gpukeeper.model import reading
-from gpukeeper.model.errors import KeeperError, LeaseHeld
-from gpukeeper.views.live import Delta, GpuTile, MachineView, WorkloadLine, for_reader, reduced, reduced_line
+from gpukeeper.model.errors import KeeperError
+from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.words import SOON, UTC_TIME, in_words, size_in_words
+from gpukeeper.views.live import Delta, GpuTile, MachineView, Row, WorkloadLine, for_reader, reduced
 
 VIEWS = 64  # of readers that are kept
-ROWS = 100_000
+ROWS = 200_000
 
 
 class Readers:
     def __init__(self, tile: Template) -> None:
         self._tile = tile
         self._views: dict[tuple[str, str], tuple[MachineView, MachineView]] = {}  # by machine and person
-        self._tiles: dict[str, tuple[GpuTile, GpuTile]] = {}  # by id: a tile, and what others see of it
-        self._lines: dict[str, tuple[WorkloadLine, WorkloadLine]] = {}
+        self._rows: dict[str, tuple[Any, Any]] = {}  # by id: a tile or line, and what others see of it
         self._html: dict[tuple[str, bool], tuple[GpuTile, Markup]] = {}
 
     def view(self, view: MachineView, person: Person) -> MachineView:
@@ -72,7 +72,7 @@ class Readers:
         key = (view.machine, person.name)
         source, found = self._views.pop(key, (None, None))
         if found is None or source is not view:
-            found = for_reader(view, person.name or "\0", admin=False, less=self._less, less_line=self._less_line)
+            found = for_reader(view, person.name or "\0", admin=False, less=self._less)
         self._views[key] = (view, found)
         if len(self._views) > VIEWS:
             del self._views[next(iter(self._views))]
@@ -83,7 +83,7 @@ class Readers:
 
     def html(self, tile: GpuTile) -> Markup:
         """Of a tile that its reader may see."""
-        known = self._tiles.get(tile.id)
+        known = self._rows.get(tile.id)
         key = (tile.id, known is not None and known[1] is tile)
         source, found = self._html.get(key, (None, Markup()))
         if source is not tile:
@@ -92,20 +92,11 @@ class Readers:
             self._html[key] = (tile, found)
         return found
 
-    def _less(self, tile: GpuTile) -> GpuTile:
-        source, found = self._tiles.get(tile.id, (None, tile))
-        if source is not tile:
-            _bound(self._tiles)
-            found = reduced(tile)
-            self._tiles[tile.id] = (tile, found)
-        return found
-
-    def _less_line(self, line: WorkloadLine) -> WorkloadLine:
-        source, found = self._lines.get(line.id, (None, line))
-        if source is not line:
-            _bound(self._lines)
-            found = reduced_line(line)
-            self._lines[line.id] = (line, found)
+    def _less(self, row: Row) -> Row:
+        if self._rows.get(row.id, (None, None))[0] is not row:
+            _bound(self._rows)
+            self._rows[row.id] = (row, reduced(row))
+        found: Row = self._rows[row.id][1]
         return found
 
 
@@ -116,126 +107,6 @@ def _bound(rows: dict[Any, Any]) -> None:
 
 
 MOST_AT_ONCE = 100  # workloads of one request
-MOST_KEPT = 50  # previews and results; the oldest is forgotten
-PREVIEW_LASTS = 600.0  # seconds
-LEASE_TRIES, LEASE_PAUSE = 20, 3.0  # a pass at the same place is waited for
-Ask = Callable[[str, Request], Awaitable[Answer]]
-
-
-@dataclass(frozen=True)
-class BulkItem:
-    """One workload as it was previewed. `refused`: it is shown and left alone."""
-
-    machine: str
-    id: str
-    path: str
-    owner: str
-    words: str
-    uid: str = ""
-    revision: str = ""
-    refused: bool = False
-
-
-@dataclass
-class BulkResult:
-    """`state`: waiting, in progress, done, not done or refused."""
-
-    item: BulkItem
-    state: str = "waiting"
-    words: str = ""
-
-
-@dataclass
-class BulkRun:
-    """A preview of one person, and what came of it."""
-
-    token: str
-    person: str
-    verb: str
-    seconds: float | None
-    reason: str
-    items: tuple[BulkItem, ...]
-    made: float
-    results: list[BulkResult] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def possible(self) -> list[BulkItem]:
-        return [one for one in self.items if not one.refused]
-
-    @property
-    def confirmed(self) -> bool:
-        return self.task is not None
-
-    @property
-    def finished(self) -> bool:
-        return self.task is not None and self.task.done()
-
-    def count(self, state: str) -> int:
-        return sum(one.state == state for one in self.results)
-
-
-class BulkRuns:
-    def __init__(self) -> None:
-        self._runs: dict[str, BulkRun] = {}  # by token, oldest first
-
-    def add(self, person: str, verb: str, seconds: float | None, reason: str, items: tuple[BulkItem, ...]) -> BulkRun:
-        for token in [one.token for one in self._runs.values() if one.finished or not one.confirmed]:
-            if len(self._runs) < MOST_KEPT:
-                break
-            del self._runs[token]
-        made = BulkRun(secrets.token_urlsafe(18), person, verb, seconds, reason, items, time.monotonic())
-        self._runs[made.token] = made
-        return made
-
-    def of(self, person: str, token: str) -> BulkRun | None:
-        """Nobody but the person who made it sees it."""
-        found = self._runs.get(token)
-        return found if found is not None and person and found.person == person else None
-
-    def busy(self, person: str) -> bool:
-        return any(one.person == person and one.confirmed and not one.finished for one in self._runs.values())
-
-    def begin(self, run: BulkRun, ask: Ask) -> None:
-        """Once. Only what the preview did not refuse is requested."""
-        assert run.task is None, "a preview is confirmed once"
-        run.results = [BulkResult(one, "refused", one.words) if one.refused else BulkResult(one) for one in run.items]
-        run.task = asyncio.create_task(_make_requests(run, ask))
-
-
-def is_old(run: BulkRun) -> bool:
-    return time.monotonic() - run.made > PREVIEW_LASTS
-
-
-async def _make_requests(run: BulkRun, ask: Ask) -> None:
-    for one in run.results:
-        if one.state != "waiting":
-            continue
-        one.state = "in progress"
-        try:
-            answer = await _request(run, one.item, ask)
-            one.state, one.words = ("done" if answer.done else "not done"), answer.words
-        except Exception as problem:  # of one workload: the others go on
-            one.state, one.words = "not done", f"{str(problem) or type(problem).__name__}. See the history"
-
-
-async def _request(run: BulkRun, item: BulkItem, ask: Ask) -> Answer:
-    """On condition that it is still what was previewed. A stop has a confirmation of its own, bound to that object."""
-    if run.verb != "stop":
-        request = Request(
-            verb=run.verb, workload=item.uid, seconds=run.seconds, reason=run.reason, revision=item.revision
-        )
-        return await ask(item.machine, request)
-    for _ in range(LEASE_TRIES):
-        answer = await ask(item.machine, Request(verb="stop", workload=item.uid, confirm=True, revision=item.revision))
-        if answer.token:
-            answer = await ask(item.machine, Request(verb="stop", workload=item.uid, token=answer.token))
-        if answer.exit_code != LeaseHeld.exit_code:
-            break
-        await asyncio.sleep(LEASE_PAUSE)
-    return answer
-
-
 LARGEST_FORM = 64 * 1024
 REMEMBERED = 5.0  # seconds: whose session it is, unless one is revoked; for each change the daemon looks it up again
 MOST_REMEMBERED = 5_000  # logins
@@ -259,7 +130,6 @@ class Site:
         self.logins = Bucket(rate=5 / 60, burst=10)
         self.reads = Bucket(rate=50, burst=200)
         self.changes = Bucket(rate=0.5, burst=20)
-        self.bulk = BulkRuns()
         self.unknown = Bucket(rate=20, burst=100)  # logins that do not exist, by address
 
     def _on_change(self, machine: str, delta: Delta, view: MachineView) -> None:
@@ -367,6 +237,88 @@ class Site:
         return answer
 
 
+def moment(at: datetime | None, mode: str = "time") -> Markup:
+    """A time element: UTC in the page, the viewer's zone by script. `mode`: time, hour (of a chart), ago, for (since
+    then), in (a countdown)."""
+    if at is None:
+        return Markup('<span class="none">unknown</span>')
+    at = at.astimezone(UTC)
+    day, time = at.date().isoformat(), at.time().isoformat("seconds")
+    words = f"{at:%a} {time[:5]} UTC" if mode == "hour" else f"{'since ' if mode == 'for' else ''}{day} {time[:5]} UTC"
+    # Nothing in it needs escaping, which would take half of the time of a page with hundreds of them.
+    return Markup(f'<time datetime="{day}T{time}Z" data-mode="{mode}">{words}</time>')  # noqa: S704
+
+
+def said(words: str) -> Markup:
+    """A sentence of gpukeeper, with its times in the time zone of the reader."""
+    return Markup("").join(
+        _time(part) if number % 2 else escape(part) for number, part in enumerate(UTC_TIME.split(words))
+    )
+
+
+def _time(words: str) -> Markup:
+    try:
+        return moment(datetime.fromisoformat(f"{words}+00:00"))
+    except ValueError:  # a name that only looks like a time
+        return escape(f"{words} UTC")
+
+
+def coming(steps: Sequence[NextStep]) -> Markup:
+    """What happens next, as a sentence with countdowns."""
+    parts = [
+        Markup("{}<b>{}</b> {}").format(one.join, one.words, moment(one.at, "in") if one.at else SOON)
+        for one in phrases(steps)
+    ]
+    return Markup("").join(parts)
+
+
+def reason(one: GpuTile | WorkloadLine) -> Markup:
+    """Why, without the times that its steps have: those in the reason are as old as the last pass."""
+    return said(without_steps(one.reason) if one.steps else one.reason)
+
+
+def known(value: object, unit: str = "", missing: str = "not measured") -> Markup:
+    if value is None or isinstance(value, Unknown):
+        why = value.why if isinstance(value, Unknown) else missing
+        return Markup('<span class="none" title="{}">{}</span>').format(why, missing)
+    if isinstance(value, float):
+        value = f"{value:.0f}"
+    return escape(f"{value}{unit}")
+
+
+def span(value: timedelta | float) -> str:
+    return in_words(value if isinstance(value, timedelta) else timedelta(seconds=value))
+
+
+def size(value: int | Unknown | None) -> Markup:
+    return known(value) if value is None or isinstance(value, Unknown) else escape(size_in_words(value))
+
+
+def fact(value: object) -> Markup:
+    """A fact of any kind as people read it."""
+    match value:
+        case None | () | []:
+            return Markup('<span class="none">none</span>')
+        case datetime():
+            return moment(value)
+        case timedelta():
+            return escape(in_words(value))
+        case bool():
+            return escape("yes" if value else "no")
+        case Unknown():
+            return known(value, missing="unknown")
+        case tuple() | list() | set() | frozenset():
+            return Markup(", ").join(fact(one) for one in value)
+        case dict():
+            return Markup(", ").join(Markup("{} {}").format(key, fact(one)) for key, one in value.items())
+        case _:
+            return escape(str(value))
+
+
+def places_of(views: Iterable[MachineView]) -> list[PlaceState]:
+    return [place for view in views for place in view.places]
+
+
 @functools.cache
 def _environment() -> Environment:
     made = Environment(
@@ -377,8 +329,19 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    words.install(made)
-    made.globals.update(sparkline=charts.sparkline, stacked=charts.stacked, places_of=words.places_of)
+    made.filters.update(
+        moment=moment,
+        known=known,
+        span=span,
+        size=size,
+        fact=fact,
+        coming=coming,
+        said=said,
+        done_word=done_word,
+        rules=only_in_words,
+        reason=reason,
+    )
+    made.globals.update(sparkline=charts.sparkline, stacked=charts.stacked, places_of=places_of)
     for name in made.list_templates():
         made.get_template(name)  # all of them now: later we may have no rights to read files
     return made

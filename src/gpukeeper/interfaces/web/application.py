@@ -217,7 +217,7 @@ def make_app(source: Source) -> Starlette:
         ],
         exception_handlers={HTTPException: _http_problem(site), SourceLost: _lost(site), Exception: _bug(site)},
     )
-    app.state.site = site
+    app.state.site, app.state.bulk = site, bulk.BulkRuns()
     app.add_middleware(Guard, settings=settings, peers=site.peers, refused=site.refused)
     return app
 

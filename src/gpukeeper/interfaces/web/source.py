@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import count
-from typing import Protocol, cast
+from typing import cast
 
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.link import (
@@ -31,64 +32,45 @@ from gpukeeper.views.live import Delta, MachineView, patched
 Listener = Callable[[str, Delta, MachineView], None]
 
 
-class Source(Protocol):
-    @property
-    def settings(self) -> SourceSettings: ...
-    @property
-    def revocations(self) -> int:
-        """Another number than before: a login was revoked since, and whose login it is must be asked again."""
-        ...
-
-    @property
-    def machines(self) -> Mapping[str, MachineView]:
-        """The newest view of each, by name. Empty until the first arrives."""
-        ...
-
-    @property
-    def condition(self) -> Condition: ...
-
-    async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
-        """Raises SourceLost when no answer can come."""
-        ...
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """Calls it with every change, until the returned function is called."""
-        ...
-
-    async def closed(self) -> None:
-        """Returns when nothing can come any more."""
-        ...
-
-
 class SourceLost(Exception):
     """The daemon does not answer."""
 
 
-class Machines:
-    """The newest view of each machine, and who wants to know what changes."""
+class Source(ABC):
+    """`machines`: the newest view of each, by name; empty until the first arrives."""
 
-    def __init__(self) -> None:
-        self.views: dict[str, MachineView] = {}
+    def __init__(self, settings: SourceSettings) -> None:
+        self.settings = settings
+        self.machines: dict[str, MachineView] = {}
+        self.condition = Condition()
         self._listeners: set[Listener] = set()
-        self.arrived = asyncio.Event()
 
-    def change(self, delta: Delta, after: MachineView) -> None:
-        self.views[after.machine] = after
-        self.arrived.set()
-        for listener in tuple(self._listeners):
-            listener(after.machine, delta, after)
+    @property
+    @abstractmethod
+    def revocations(self) -> int:
+        """Another number than before: a login was revoked since, and whose login it is must be asked again."""
+
+    @abstractmethod
+    async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
+        """Raises SourceLost when no answer can come."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:
+        """Calls it with every change, until the returned function is called."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
+
+    def change(self, delta: Delta, after: MachineView) -> None:
+        self.machines[after.machine] = after
+        for listener in tuple(self._listeners):
+            listener(after.machine, delta, after)
 
 
 _ANY = cast(type[FromDaemon], FromDaemon)
 SECONDS = 180.0  # a stop may take its grace
 
 
-class LinkedDaemon:
-    """Made by `connect`. Implements Source."""
+class LinkedDaemon(Source):
+    """Made by `connect`."""
 
     def __init__(
         self,
@@ -97,33 +79,17 @@ class LinkedDaemon:
         revocations: Revocations,
         welcome: Welcome,
     ) -> None:
-        self._settings, self._reader, self._writer, self._revocations = welcome, reader, writer, revocations
+        super().__init__(welcome)
+        self._reader, self._writer, self._revocations = reader, writer, revocations
         self.account, self.tls = welcome.account, welcome.tls
         self.on_tls: Callable[[TlsPair], None] = lambda pair: None  # called with a renewed certificate
-        self._machines = Machines()
-        self._condition = Condition()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._ids = count(1)
         self._reading = asyncio.create_task(self._read())
 
     @property
-    def settings(self) -> SourceSettings:
-        return self._settings
-
-    @property
     def revocations(self) -> int:
         return self._revocations.count
-
-    @property
-    def machines(self) -> Mapping[str, MachineView]:
-        return self._machines.views
-
-    @property
-    def condition(self) -> Condition:
-        return self._condition
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        return self._machines.listen(listener)
 
     async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
         number = next(self._ids)
@@ -141,6 +107,7 @@ class LinkedDaemon:
             del self._waiting[number]
 
     async def closed(self) -> None:
+        """Returns when nothing can come any more."""
         await asyncio.wait([self._reading])
 
     async def _read(self) -> None:
@@ -148,10 +115,10 @@ class LinkedDaemon:
             while (message := await read_frame(self._reader, _ANY, LARGEST)) is not None:
                 if isinstance(message, Change):
                     machine = message.delta.head.machine
-                    before = None if message.whole else self._machines.views.get(machine)
-                    self._machines.change(message.delta, patched(before, message.delta))
+                    before = None if message.whole else self.machines.get(machine)
+                    self.change(message.delta, patched(before, message.delta))
                 elif isinstance(message, Condition):
-                    self._condition = message
+                    self.condition = message
                 elif isinstance(message, Answer):
                     self._answered(message)
                 elif isinstance(message, TlsPair):

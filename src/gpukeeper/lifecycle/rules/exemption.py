@@ -54,8 +54,9 @@ RULE = Rule(
 
 
 def _answers(one: Exemption, now: datetime) -> bool:
-    """An admin granted or refused what a label requests."""
-    return one.refused or _lasts(one, now)
+    """An admin granted or refused what a label requests. What exempts an owner or a class from some rules was written
+    about all of their work, and says nothing about this one."""
+    return one.refused or (_lasts(one, now) and (one.workload is not None or not one.rules))
 
 
 def _lasts(one: Exemption, now: datetime) -> bool:

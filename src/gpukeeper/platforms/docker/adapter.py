@@ -108,6 +108,7 @@ class DockerPlatform(Platform):
             # The machine first: a process of a container that starts in between must not look orphaned.
             around = await self._around.snapshot()
             containers, unseen = await self.records.refresh()
+            containers = await self._captures.sized(containers)
             if self._engine.local:
                 await self._logs.look(containers, self._clock.now())
             yield self._page((), unseen)

@@ -29,10 +29,10 @@ from gpukeeper.clients.docker import (
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Evidence, NothingToCapture
 from gpukeeper.model.ports import Clock
-from gpukeeper.model.subject import Subject
+from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
-from gpukeeper.platforms.docker.translate import ANONYMOUS, anonymous_volumes
+from gpukeeper.platforms.docker.translate import ANONYMOUS, anonymous_volumes, incarnation, state_of
 
 MANIFEST, LOG, EVENTS, PACKAGES, CHANGES = "manifest.json", "log.txt", "events.jsonl", "packages.txt", "changes.txt"
 BEFORE_STOP = "stop/"  # captured when gpukeeper stopped it, before the restart policy was disabled
@@ -172,6 +172,7 @@ LOG_LINES, LOG_BYTES = (100_000, 10_000, 1_000, 100), 16 * 1024 * 1024
 REMEMBERED = timedelta(minutes=10)
 CHANGES_SHOWN = 20_000
 GLANCE = timedelta(seconds=15)
+SIZES = timedelta(seconds=5)  # for the sizes of ended containers that a listing does not know yet
 TOO_MANY = PathChange("(more files changed than can be listed)")
 
 
@@ -187,6 +188,7 @@ class ContainerCapture:
         self._engine, self._clock = engine, clock
         self._inside: dict[str, tuple[datetime, ContainerChanges]] = {}
         self._unwilling: dict[str, tuple[datetime, Unknown]] = {}  # timed out; not retried at each read
+        self._sizes: dict[str, tuple[str, int | None]] = {}  # of ended containers, by id: which run, and its bytes
 
     async def losses(self, container: Inspected) -> tuple[int | None, tuple[str, ...] | Unknown]:
         """Its writable size, and what would be lost. Listing the changes of a container is expensive, so it is
@@ -203,6 +205,30 @@ class ContainerCapture:
             return None, Unknown(str(problem))
         sized = msgspec.structs.replace(container, size_rw=inside.size)
         return inside.size, losses(sized, inside.changes)
+
+    async def sized(self, containers: Sequence[Inspected]) -> list[Inspected]:
+        """With what ended containers wrote. That changes no more, so each is measured once, all of a listing within
+        SIZES; those that are left are measured with the next one. A container that alone takes longer has no size here.
+        """
+        ended = {one.id: incarnation(one) for one in containers if state_of(one) is State.ENDED}
+        self._sizes = {id_: known for id_, known in self._sizes.items() if ended.get(id_) == known[0]}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SIZES.total_seconds()):
+                for id_, run in ended.items():
+                    if id_ not in self._sizes:
+                        self._sizes[id_] = run, None
+                        self._sizes[id_] = run, await self._read_size(id_)
+        return [
+            msgspec.structs.replace(one, size_rw=self._sizes[one.id][1]) if one.id in self._sizes else one
+            for one in containers
+        ]
+
+    async def _read_size(self, id_: str) -> int | None:
+        try:
+            found = await self._engine.get(f"/containers/{part(id_)}/json", Inspected, size=True, deadline=SIZES)
+        except (EngineError, EngineSilent, msgspec.DecodeError):
+            return None
+        return found.size_rw if found.size_rw is not None and found.size_rw >= 0 else None
 
     async def take(self, subject: Subject, what: Sequence[str]) -> Evidence | NothingToCapture | Unknown:
         id_ = part(subject.ref.uid)

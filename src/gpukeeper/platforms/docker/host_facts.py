@@ -23,9 +23,10 @@ from gpukeeper.clients.docker import Inspected, when
 from gpukeeper.devices import holders
 from gpukeeper.devices.counters import Counters, read_counters
 from gpukeeper.devices.driver.facts import GpuFacts
+from gpukeeper.devices.gpus import opened_by
 from gpukeeper.devices.holders import Holder, text_of
 from gpukeeper.model.subject import Subject
-from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.docker.owners import UserDirectory, owned
 from gpukeeper.platforms.docker.records import Records
 from gpukeeper.platforms.docker.translate import (
@@ -118,15 +119,10 @@ class HostSnapshot(msgspec.Struct, frozen=True):
         """
         if isinstance(self.gpus, Unknown) or container not in self.holders:
             return ()
-        by_minor = {gpu.minor: gpu for gpu in self.gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
         found: set[str] = set()
         for holder in self.holders[container]:
-            opened = {self.mig_minors[number] for number in holder.capabilities if number in self.mig_minors}
-            for minor in holder.minors:
-                if (gpu := by_minor.get(minor)) is not None:
-                    parts = () if isinstance(gpu.slices, Unknown) else gpu.slices
-                    mine = {p.uuid for p in parts if (minor, p.gpu_instance, p.compute_instance) in opened}
-                    found |= mine or {str(gpu.uuid)}
+            for _, uuids in opened_by(holder, self.gpus, self.mig_minors):
+                found.update(uuids)
         return tuple(sorted(found))
 
     def everyone(self) -> tuple[Holder, ...]:

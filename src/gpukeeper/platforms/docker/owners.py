@@ -34,7 +34,7 @@ FOLDER_LABELS = (
     "com.docker.compose.project.working_dir",
     "com.docker.compose.project.config_files",
 )
-_NAMED = re.compile(r".+\._\.([0-9]+)")
+NAMED = re.compile(r".+\._\.([0-9]+)")
 _UID = re.compile(r"[0-9]{1,10}")
 MOST_FOLDERS = 64  # users may list any number; each may require a read of a slow disk
 SHOWN = 80  # characters of a user's text in a message of ours
@@ -94,7 +94,7 @@ def candidates(container: Inspected, trusted_labels: Sequence[str] = ()) -> tupl
     """Names and uids it mentions; whether this machine knows them has to be looked up."""
     values = {container.labels[key] for key in (*trusted_labels, *OWNER_LABELS) if key in container.labels}
     names = {value for value in values if _number(value) is None}
-    named = _NAMED.fullmatch(container.plain_name)
+    named = NAMED.fullmatch(container.plain_name)
     numbers = [*values, named.group(1) if named else "", container.config.user.partition(":")[0]]
     return names, {uid for text in numbers if (uid := _number(text)) is not None}
 
@@ -171,7 +171,7 @@ def _hints(
             elif _is_mounted(path, container, writable=False):
                 how = ", mounted read-only"
             yield Hint(people.by_uid[uid], trust, f"{_shown(path)} belongs to {people.by_uid[uid]}{how}")
-    named = _NAMED.fullmatch(container.plain_name)
+    named = NAMED.fullmatch(container.plain_name)
     if named and (number := _number(named.group(1))) is not None:
         yield _uid(number, people, "its name ends in the uid")
     user = _number(container.config.user.partition(":")[0])

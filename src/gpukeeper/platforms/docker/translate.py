@@ -30,7 +30,7 @@ from gpukeeper.model.policy import WITHOUT_GPU
 from gpukeeper.model.subject import Crashes, Marks, Outcome, Ref, Seen, Shape, State, Subject
 from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.model.words import plain
-from gpukeeper.platforms.docker.owners import Ownership
+from gpukeeper.platforms.docker.owners import NAMED, Ownership
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICE = frozenset({"", "none", "void"})
@@ -144,6 +144,10 @@ COMPOSE_LABEL = "com.docker.compose.project"
 ASKS = (("ds01.monitoring", "true"), ("ds01.protected", "true"), ("gpukeeper.io/infrastructure", "true"))
 TTL, HOLD_UNTIL = "gpukeeper.io/ttl", "gpukeeper.io/hold-until"
 GPU_LABELS = ("ds01.gpu.uuid", "ds01.gpu.uuids")
+_CLASS_OF_TYPE = {
+    **{one: one for one in ("devcontainer", "compose", "docker", "unknown")},
+    **dict.fromkeys(("orchestration", "atomic"), "managed"),
+}
 KILLED_SOON = timedelta(seconds=90)  # a stop may take a minute between its signal and the end
 ANONYMOUS = re.compile(r"[0-9a-f]{64}")
 
@@ -268,20 +272,23 @@ def class_of(container: Inspected, facts: ContainerFacts) -> str | Unknown:
         return "unknown"  # before all others: a label that any user can set must not keep ownerless work longer
     host = container.host_config
     own = own_labels(container.labels, facts.image_labels)
-    return class_by_labels(own, published=bool(host.port_bindings or host.publish_all_ports))
+    published = bool(host.port_bindings or host.publish_all_ports)
+    return class_by_labels(own, name=container.plain_name, published=published)
 
 
-def class_by_labels(own: Mapping[str, str], *, published: bool) -> str:
+def class_by_labels(own: Mapping[str, str], *, name: str, published: bool) -> str:
     """Of containers with an owner and a GPU. `own`: without the labels of its image. `published`: it serves a port."""
     if any(key.startswith(DEV_LABELS) and key != DEV_IMAGE for key in own):
         return "devcontainer"
     if own.get("ds01.interface") == "api" or own.get("ds01.container_type") == "api":
         return "api"
-    if own.get("ds01.managed") == "true" or "aime.mlc" in own:
-        return "managed"
-    if COMPOSE_LABEL in own:
-        return "compose"
-    return "serving" if published else "docker"
+    # A wrapper for every `docker` command calls all of them managed, so the type comes first.
+    by_type = _CLASS_OF_TYPE.get(own.get("ds01.container_type") or own.get("ds01.interface", ""))
+    if by_type is None and (own.get("ds01.managed") == "true" or "aime.mlc" in own or NAMED.fullmatch(name)):
+        by_type = "managed"
+    if by_type is None and COMPOSE_LABEL in own:
+        by_type = "compose"
+    return "serving" if published and by_type in (None, "docker") else by_type or "docker"
 
 
 def own_labels(labels: Mapping[str, str], inherited: Mapping[str, str] | Unknown) -> dict[str, str]:

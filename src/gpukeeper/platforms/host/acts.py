@@ -21,11 +21,11 @@ from itertools import starmap
 from pathlib import Path, PurePosixPath
 
 from gpukeeper.blocking import A_MOMENT, in_thread
-from gpukeeper.disk import kernel, measure, trash
+from gpukeeper.disk import kernel, measure, trash, tree
 from gpukeeper.disk.erase import TreeDeleter
-from gpukeeper.disk.remove import UNDER_WAY, ExpectedTree, TreeRemoval, finish, remove
+from gpukeeper.disk.remove import UNDER_WAY, ExpectedTree, finish, remove
 from gpukeeper.disk.walk import Identity
-from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, Refused, too_slow
+from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, Refused, Unseen, too_slow
 from gpukeeper.model.subject import Category, Ref, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
@@ -35,12 +35,12 @@ from gpukeeper.platforms.host.connect import (
     ForeignLink,
     Scan,
     Timeouts,
+    in_time,
     not_all_removed,
     opened,
     unreadable,
 )
-from gpukeeper.platforms.host.directories import TreeScope, spellings
-from gpukeeper.platforms.host.roots import ANY, TreeEntry, TreeRoot
+from gpukeeper.platforms.host.roots import ANY, TreeRoot, TreeScope, spellings
 from gpukeeper.platforms.host.trees import Mentioned, mentioned_below
 
 UNFINISHED = Refused(
@@ -51,27 +51,22 @@ UNFINISHED = Refused(
 class TreeRemover:
     def __init__(self, scan: Scan, timeouts: Timeouts, mentioned: Mentioned = mentioned_below) -> None:
         self._scan, self._timeouts, self._mentioned = scan, timeouts, mentioned
-        self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
+        self._under_way = tree.UnderWay()
 
     async def remove(self, fresh: Subject, named: TreeScope, uid: int | None = None) -> ActResult:
         """`uid`: of the user who requests it, if not an admin."""
-        identity, change = translate.two_numbers(fresh.ref.uid, ":"), translate.change_of(fresh)
-        if identity is None or change is None:
+        expected = tree.expected(fresh, uid)
+        if expected is None:
             return CANNOT_MEASURE
         if isinstance(fresh.in_use, Unknown) and fresh.category is not Category.UNFINISHED:
             return Refused(f"it was not removed: {fresh.in_use.why}")
-        if fresh.ref.uid in self._under_way:
+        if not self._under_way.claim(fresh.ref.uid):
             return UNDER_WAY
-        self._under_way.add(fresh.ref.uid)
         deadline = self._timeouts.removal
 
-        def work() -> Accepted | Changed | Refused:
-            try:
-                return self._remove(
-                    ExpectedTree(identity, change, uid), named, time.monotonic() + deadline.total_seconds()
-                )
-            finally:
-                self._under_way.discard(fresh.ref.uid)
+        def work() -> ActResult:
+            with self._under_way.ending(fresh.ref.uid):
+                return self._remove(expected, named, time.monotonic() + deadline.total_seconds())
 
         try:
             return await in_thread(work, deadline + 2 * A_MOMENT)
@@ -80,14 +75,14 @@ class TreeRemover:
         except OSError as error:
             return Unknown(f"its root {unreadable(fresh.ref.name, error).why}")
 
-    def _remove(self, expected: ExpectedTree, named: TreeScope, until: float) -> Accepted | Changed | Refused:
-        entry = roots.find(named.roots, *expected.identity)
+    def _remove(self, expected: ExpectedTree, named: TreeScope, until: float) -> ActResult:
+        entry = roots.find(named.roots, expected.identity)
         if entry is None:
             return Changed("it is gone already")
-        if expected.uid is not None and not isinstance(entry, Unknown) and entry.taken is not None:
-            return UNFINISHED
         if isinstance(entry, Unknown):
             return Changed(entry.why)
+        if expected.uid is not None and entry.taken is not None:
+            return UNFINISHED
         kept = roots.why_kept(entry, named.roots, named.untouched(), roots.links_in(entry.folder))
         if kept is not None:
             return Changed(f"it is kept: {kept}")
@@ -96,19 +91,12 @@ class TreeRemover:
             return Changed(f"it is in use: {named_by}")
         with opened(entry.folder) as directory:
             trash.sweep(directory)
-            answer = self._through_trash(directory, entry, expected, until)
-        if isinstance(answer, TreeRemoval):
-            left = f"{entry.folder}/{trash.TRASH}*" if entry.taken is None else entry.inside
-            return not_all_removed(answer, left) if answer.left else Accepted(answer.bytes_back)
-        # Nothing was done, and the reason is known: another read would not add anything.
-        return Refused(f"it was not removed: {answer.why}") if isinstance(answer, Unknown) else answer
-
-    def _through_trash(
-        self, directory: int, entry: TreeEntry, expected: ExpectedTree, until: float
-    ) -> TreeRemoval | Changed | Refused | Unknown:
-        if entry.taken is not None:
-            return finish(directory, entry.taken, scan=self._scan, until=until)
-        return remove(directory, entry.name, expected, scan=self._scan, until=until)
+            if entry.taken is not None:
+                result = finish(directory, entry.taken, scan=self._scan, until=until)
+            else:
+                result = remove(directory, entry.name, expected, scan=self._scan, until=until)
+        rest = f"{entry.folder}/{trash.TRASH}*" if entry.taken is None else entry.inside
+        return tree.answered(result, lambda removal: not_all_removed(removal, rest))
 
 
 REPORT_FILE = "report.tar.gz"
@@ -123,24 +111,22 @@ class CannotSave(Exception):
 
 
 async def save_report(subject: Subject, named: TreeScope, timeouts: Timeouts) -> Evidence | Unknown:
-    identity, deadline = translate.two_numbers(subject.ref.uid, ":"), timeouts.tree
+    identity, deadline = tree.two_numbers(subject.ref.uid), timeouts.tree
     if identity is None:
         return Unknown(f"{subject.ref.uid!r} does not identify a report")
+
+    def work() -> bytes:
+        return _save_report(identity, named, time.monotonic() + deadline.total_seconds())
+
     try:
-        saved = await in_thread(
-            lambda: _save_report(identity, named, time.monotonic() + deadline.total_seconds()), deadline + A_MOMENT
-        )
-    except TimeoutError:
-        return Unknown(too_slow(subject.ref.name, deadline).why)
-    except OSError as error:
-        return Unknown(unreadable(subject.ref.name, error).why)
+        saved = await in_time(work, subject.ref.name, deadline, A_MOMENT)
     except CannotSave as problem:
         return Unknown(str(problem))
-    return Evidence({REPORT_FILE: saved})
+    return Unknown(saved.why) if isinstance(saved, Unseen) else Evidence({REPORT_FILE: saved})
 
 
 def _save_report(identity: Identity, named: TreeScope, until: float) -> bytes:
-    entry = roots.find(named.roots, *identity)
+    entry = roots.find(named.roots, identity)
     if isinstance(entry, Unknown):
         raise CannotSave(entry.why)
     if entry is None or entry.taken is not None:

@@ -27,6 +27,7 @@ from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import open_files
 from gpukeeper.disk.measure import MeasureLimits
 from gpukeeper.disk.mounts import identified
+from gpukeeper.disk.tree import TREE, PlaceAndTime, two_numbers
 from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -55,12 +56,10 @@ from gpukeeper.platforms.host.connect import (
     Page,
     Scan,
     Timeouts,
+    in_time,
     nothing_needed,
-    unreadable,
 )
-from gpukeeper.platforms.host.directories import TreeScope
-from gpukeeper.platforms.host.roots import Disks, roots_of
-from gpukeeper.platforms.host.translate import PROCESS, two_numbers
+from gpukeeper.platforms.host.roots import Disks, TreeScope, roots_of
 from gpukeeper.platforms.host.trees import Trees, mentioned_below
 
 Facts: TypeAlias = tuple[GpuFacts, ...] | Unknown
@@ -73,9 +72,7 @@ HIDEPID = "this machine hides the processes of other users (hidepid); run as roo
 
 
 class HostGpus:
-    def __init__(
-        self, at: Callable[[], translate.PlaceAndTime], inventory: Inventory, proc: str, timeouts: Timeouts
-    ) -> None:
+    def __init__(self, at: Callable[[], PlaceAndTime], inventory: Inventory, proc: str, timeouts: Timeouts) -> None:
         self._at, self._inventory, self._proc, self._timeouts = at, inventory, proc, timeouts
 
     async def observe(self) -> AsyncIterator[Page]:
@@ -106,13 +103,8 @@ class HostGpus:
 
     async def read_holder(self, ref: Ref) -> Subject | Gone | Unknown:
         gpus = await self._query()
-        deadline = self._timeouts.processes
-        try:
-            return await in_thread(lambda: self._find(ref, gpus), deadline)
-        except TimeoutError:
-            return Unknown(too_slow(ref.name, deadline).why)
-        except OSError as error:
-            return Unknown(unreadable(ref.name, error).why)
+        found = await in_time(lambda: self._find(ref, gpus), ref.name, self._timeouts.processes)
+        return Unknown(found.why) if isinstance(found, Unseen) else found
 
     async def _query(self) -> Facts:
         deadline = self._timeouts.gpus
@@ -122,14 +114,8 @@ class HostGpus:
             return Unknown(too_slow("GPUs", deadline).why)
 
     async def _holders(self, gpus: Facts) -> Scanned:
-        deadline = self._timeouts.processes
-        try:
-            return await in_thread(lambda: self._scan(gpus), deadline)
-        except TimeoutError:
-            unseen = too_slow(HOLDERS, deadline)
-        except OSError as error:
-            unseen = unreadable(HOLDERS, error)
-        return (), Unknown(unseen.why), (unseen,)
+        found = await in_time(lambda: self._scan(gpus), HOLDERS, self._timeouts.processes)
+        return ((), Unknown(found.why), (found,)) if isinstance(found, Unseen) else found
 
     def _scan(self, gpus: Facts) -> Scanned:
         """Every process counts as a holder; only a user's process that lasts is shown as a workload."""
@@ -158,7 +144,7 @@ class HostGpus:
         return () if holders.shows_everyone(self._proc) else (Unseen(HOLDERS, HIDEPID),)
 
     def _find(self, ref: Ref, gpus: Facts) -> Subject | Gone | Unknown:
-        wanted = translate.two_numbers(ref.uid, "@")
+        wanted = two_numbers(ref.uid, "@")
         if wanted is None:
             return Unknown(f"{ref.uid!r} does not identify a process")
         holder = holders.look_up(wanted[0], self._proc)
@@ -181,13 +167,13 @@ def _with_holders(device: Subject, opened: Occupied | Unknown) -> Subject:
 
 
 def count_process(subject: Subject, proc: str = "/proc") -> Counters | None:
-    wanted = two_numbers(subject.ref.uid, "@") if subject.ref.kind == PROCESS else None
+    wanted = two_numbers(subject.ref.uid, "@") if subject.ref.kind == translate.PROCESS else None
     found = read_process(wanted[0], proc) if wanted is not None else None
     return found if wanted is not None and found is not None and found.starttime == wanted[1] else None
 
 
 AT_ONCE = 100  # concurrent removals for which open files and processes are read together
-TREES = (translate.TREE, translate.REPORT)
+TREES = (TREE, translate.REPORT)
 Busy: TypeAlias = Callable[[str], Awaitable[str | Unknown | None]]
 
 
@@ -252,7 +238,7 @@ class HostPlatform(Platform):
 
     def at_once(self, kind: str) -> int:
         """A report is saved as a whole first, so one at a time."""
-        return AT_ONCE if kind == translate.TREE else 1
+        return AT_ONCE if kind == TREE else 1
 
     async def observe(self, scope: PlaceScope) -> AsyncIterator[Snapshot]:
         if not any(fnmatch.fnmatchcase(self._place, pattern) for pattern in scope.places):
@@ -354,5 +340,5 @@ class HostPlatform(Platform):
     def _on_disk(self) -> tuple[str, ...]:
         return (*(root.path for root in self._trees.named.roots), *self._folders)
 
-    def _at(self) -> translate.PlaceAndTime:
-        return translate.PlaceAndTime(self._place, self._clock.now())
+    def _at(self) -> PlaceAndTime:
+        return PlaceAndTime(self.name, self._place, self._clock.now())

@@ -13,19 +13,21 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from gpukeeper.blocking import in_thread
 from gpukeeper.devices.holders import user_name
 from gpukeeper.disk import measure
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import TreeRemoval
-from gpukeeper.model.decision import Refused, Unseen
+from gpukeeper.model.decision import Refused, Unseen, too_slow
 from gpukeeper.model.subject import Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
 
+T = TypeVar("T")
 Page: TypeAlias = tuple[tuple[Subject, ...], tuple[Unseen, ...]]
 Scan: TypeAlias = Callable[[], OpenFiles]
 # Directories that something will need when it starts, each with a clause that names it.
@@ -135,6 +137,16 @@ def unreadable(what: str, error: OSError) -> Unseen:
     if isinstance(error, ForeignLink):
         return Unseen(what, str(error.strerror))
     return Unseen(what, f"could not be read: {error.strerror}")
+
+
+async def in_time(work: Callable[[], T], what: str, deadline: timedelta, more: timedelta = timedelta()) -> T | Unseen:
+    """A blocking read of that, in a thread, or why it was not read. `more`: for work that has the deadline itself."""
+    try:
+        return await in_thread(work, deadline + more)
+    except TimeoutError:
+        return too_slow(what, deadline)
+    except OSError as error:
+        return unreadable(what, error)
 
 
 def not_all_removed(removal: TreeRemoval, trash: str) -> Refused:

@@ -1,32 +1,41 @@
-"""What the policy names on this machine: roots, the entries directly below them, and how full their filesystems are.
-Reads only.
+"""What the policy names on this machine: roots, the entries directly below them, what all entries of one directory have
+in common, what need not be walked again; and how full the filesystems are. Reads only.
 
 A root may be a link, since users link a short name to a big disk, but not another user's (see `connect`); below it
 no link is followed. Whatever is removed was found here, by its identity, whatever its name is at that moment.
+
+A tree is not walked again while it cannot be due: times only move forward, so one that was used recently stays young
+for as long as the policy's age; and if all trees of a directory are far below the threshold, none of them is due.
+Never a reason to act: the re-check before a step measures again.
 """
 
 from __future__ import annotations
 
 import errno
+import fnmatch
 import os
+import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.disk import kernel, measure, mounts, trash
-from gpukeeper.disk.measure import KEEP, printable
-from gpukeeper.disk.mounts import Usage, real_path_of, silent_mount, usage
-from gpukeeper.disk.open_files import OpenFiles
+from gpukeeper.disk import kernel, mounts, trash, tree
+from gpukeeper.disk.access_times import LastUse
+from gpukeeper.disk.measure import KEEP, TreeMeasurement, instant, printable, tree_uid
+from gpukeeper.disk.mounts import Responsiveness, Usage, real_path_of, silent_mount, usage
+from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
 from gpukeeper.disk.trash import TrashedTree
-from gpukeeper.model.decision import too_slow
-from gpukeeper.model.policy import Reports, Temporary
+from gpukeeper.disk.tree import PlaceAndTime
+from gpukeeper.disk.walk import Identity
+from gpukeeper.model.decision import Unseen
+from gpukeeper.model.policy import DiskMarks, Reports, Temporary
 from gpukeeper.model.subject import Disk, Gone, Ref, Subject
-from gpukeeper.model.unknown import Unknown
+from gpukeeper.model.unknown import Unknown, is_known
 from gpukeeper.model.words import size_in_words
 from gpukeeper.platforms.host import translate
 from gpukeeper.platforms.host.connect import (
@@ -34,9 +43,9 @@ from gpukeeper.platforms.host.connect import (
     Page,
     Scan,
     Timeouts,
+    in_time,
     opened,
     resolved_path,
-    unreadable,
 )
 
 ANY = ("*",)
@@ -71,7 +80,7 @@ class TreeEntry(msgspec.Struct, frozen=True):
     root: str
     folder: str
     name: str
-    kind: str = translate.TREE
+    kind: str = tree.TREE
     taken: TrashedTree | None = None
 
     @property
@@ -120,7 +129,7 @@ def _of_reports(path: str, reports: Reports) -> TreeRoot:
 def _of_trees(one: Temporary) -> TreeRoot:
     return TreeRoot(
         path=one.root,
-        kind=translate.TREE,
+        kind=tree.TREE,
         names=one.names,
         keep=one.keep,
         above=one.above,
@@ -136,10 +145,10 @@ def entries_of(root: TreeRoot) -> tuple[TreeEntry, ...]:
             names = sorted(entry.name for entry in listing if _is_one(entry, root))
         left = trash.leftovers(fd)
     found = [TreeEntry(root.path, directory, name, root.kind) for name in names]
-    return (*found, *(TreeEntry(root.path, directory, one.name, translate.TREE, one) for one in left))
+    return (*found, *(TreeEntry(root.path, directory, one.name, tree.TREE, one) for one in left))
 
 
-def find(roots: Sequence[TreeRoot], device: int, inode: int) -> TreeEntry | Unknown | None:
+def find(roots: Sequence[TreeRoot], identity: Identity) -> TreeEntry | Unknown | None:
     """By identity, whatever its name is now. None only if its filesystem was read and it is not there."""
     renamed: str | None = None
     disk_is_here = False
@@ -150,43 +159,22 @@ def find(roots: Sequence[TreeRoot], device: int, inode: int) -> TreeEntry | Unkn
         except ForeignLink as link:
             foreign = link
             continue
-        if nearest_device(directory) != device:
+        if nearest_device(directory) != identity[0]:
             continue
         disk_is_here = True
-        for name in names_of(directory, device, inode):
-            entry = TreeEntry(root.path, directory, name, root.kind)
-            if trash.is_named(name, root.names):
-                return entry
-            renamed = measure.printable(entry.path)
-        if (left := _left_in_trash(root, directory, (device, inode))) is not None:
-            return left
+        with suppress(FileNotFoundError), opened(directory) as fd:
+            for name in tree.names_of(fd, identity, kernel.stat_inside):
+                entry = TreeEntry(root.path, directory, name, root.kind)
+                if trash.is_named(name, root.names):
+                    return entry
+                renamed = printable(entry.path)
+            if (taken := tree.taken_in(fd, identity)) is not None:
+                return TreeEntry(root.path, directory, taken.name, tree.TREE, taken)
     if renamed is not None:
         return Unknown(f"its name is {renamed} now, which the policy does not match")
     if foreign is not None:
         return Unknown(f"{foreign.filename}, where it may be, {foreign.strerror}")
     return None if disk_is_here else Unknown("no root of the policy is on its filesystem now")
-
-
-def names_of(directory: str, device: int, inode: int) -> Iterator[str]:
-    try:
-        with opened(directory) as fd, os.scandir(fd) as listing:
-            for entry in listing:
-                if entry.inode() == inode and is_still(fd, entry, device, inode):
-                    yield entry.name
-    except FileNotFoundError:
-        return
-
-
-def is_still(directory: int, entry: os.DirEntry[str], device: int, inode: int) -> bool:
-    """A listing returns the inode below a mount point; only a stat returns what is there now."""
-    try:
-        found = kernel.stat_inside(directory, entry.name)
-    except OSError as error:
-        if error.errno in {errno.ENOENT, errno.EXDEV}:
-            return False
-        raise
-    ours = trash.is_trash(entry.name) or trash.holds_a_name(found)  # created by removals in progress
-    return (found.st_dev, found.st_ino) == (device, inode) and not ours
 
 
 def nearest(directory: str) -> str:
@@ -210,25 +198,29 @@ def why_kept(
     """
     if entry.taken is not None:
         return None
-    if any(translate.fits(entry.name, root.keep) for root in roots if root.is_at(entry.folder)):
+    if any(_fits(entry.name, root.keep) for root in roots if root.is_at(entry.folder)):
         return "the policy keeps entries with its name"
     inside = next((directory for directory in directories if mounts.is_at_or_below(directory, entry.real_path)), None)
     if inside is not None:
-        return f"it contains {measure.printable(inside)}, which gpukeeper needs or the policy names"
+        return tree.contains(inside)
     if has_keep_file(entry):
         return f"it contains a file named {KEEP}"
     link = next((link for link in links if link.leads_to(entry)), None) if entry.kind == translate.REPORT else None
-    return None if link is None else f"the link {measure.printable(link.name)} points to it"
+    return None if link is None else f"the link {printable(link.name)} points to it"
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def has_keep_file(entry: TreeEntry) -> bool:
     """If it cannot be opened this is unknown, and need not be known: it cannot be measured either, so it is kept."""
     with opened(entry.folder) as directory, suppress(OSError):
-        tree = kernel.open_inside(directory, entry.name)
+        fd = kernel.open_inside(directory, entry.name)
         try:
-            os.stat(KEEP, dir_fd=tree, follow_symlinks=False)
+            os.stat(KEEP, dir_fd=fd, follow_symlinks=False)
         finally:
-            os.close(tree)
+            os.close(fd)
         return True
     return False
 
@@ -253,14 +245,6 @@ def _is_one(entry: os.DirEntry[str], root: TreeRoot) -> bool:
     return not is_link and trash.is_named(entry.name, root.names)
 
 
-def _left_in_trash(root: TreeRoot, directory: str, identity: tuple[int, int]) -> TreeEntry | None:
-    with suppress(FileNotFoundError), opened(directory) as fd:
-        for one in trash.leftovers(fd):
-            if one.identity == identity:
-                return TreeEntry(root.path, directory, one.name, translate.TREE, one)
-    return None
-
-
 def top_of(entry: TreeEntry) -> os.stat_result | None:
     """Of the entry itself. None: it is gone. What is mounted on it is not read if it may hang."""
     try:
@@ -278,6 +262,177 @@ def top_of(entry: TreeEntry) -> os.stat_result | None:
     return os.lstat(entry.real_path)
 
 
+class TreeScope(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy names, and what must not be removed with any of it."""
+
+    roots: tuple[TreeRoot, ...] = ()
+    silent: tuple[str, ...] = ()  # roots of the policy whose filesystem does not answer; they are skipped for now
+    folders: tuple[str, ...] = ()  # of gpukeeper itself
+    marks: DiskMarks = DiskMarks()
+    keep_last: int = 0  # reports of each root
+    archive: bool = True  # reports are saved before they are removed
+
+    def untouched(self) -> tuple[str, ...]:
+        """Links resolved. A root may be inside an entry of another root, and so may our own ledger."""
+        paths = (*(root.path for root in self.roots), *self.silent, *self.folders)
+        known = mounts.own_mounts()
+        return tuple(real_path_of(path, known) for path in paths)
+
+
+class RootDirectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One directory with its entries."""
+
+    path: str  # links resolved
+    entries: tuple[TreeEntry, ...]
+    roots: tuple[TreeRoot, ...]
+    disk: Disk | None  # None: unknown
+    kept: dict[str, str]  # by name: why it is kept
+    marks: DiskMarks
+
+    @property
+    def above(self) -> int:
+        return min((root.above for root in self.roots), default=0)
+
+    @property
+    def may_be_too_full(self) -> bool:
+        """Whether the shorter ages may apply."""
+        return self.disk is None or self.disk.full >= self.marks.low
+
+    @property
+    def least_age(self) -> timedelta | None:
+        """The age at which any of its entries could be due. None: never."""
+        ages = [root.older_than for root in self.roots]
+        ages += [root.under_pressure for root in self.roots] if self.may_be_too_full else []
+        return min((age for age in ages if age is not None), default=None)
+
+
+def spellings(named: TreeScope, directory: str) -> tuple[str, ...]:
+    """The paths by which users may write that directory."""
+    return (directory, *(os.path.normpath(root.path) for root in named.roots if root.is_at(directory)))
+
+
+async def answering(named: TreeScope, ask: Responsiveness, deadline: timedelta) -> tuple[TreeScope, tuple[Unseen, ...]]:
+    """Without the roots whose filesystem does not answer."""
+    whys: dict[str, str] = {}
+
+    def work() -> None:
+        known = mounts.own_mounts()
+        for root in named.roots:
+            why = ask.why_not(root.path, known)
+            if why is not None:
+                whys[root.path] = why
+
+    try:
+        await in_thread(work, deadline)
+    except (OSError, TimeoutError):
+        return named, ()  # each of them reports it
+    answer = tuple(root for root in named.roots if root.path not in whys)
+    unseen = tuple(Unseen(path, why) for path, why in whys.items())
+    return msgspec.structs.replace(named, roots=answer, silent=tuple(whys)), unseen
+
+
+async def list_all(named: TreeScope, deadline: timedelta) -> tuple[dict[str, list[TreeEntry]], tuple[Unseen, ...]]:
+    """By directory. An entry that two roots or patterns name is listed once."""
+    directories: dict[str, dict[str, TreeEntry]] = {}
+    unseen = []
+    for root in named.roots:
+        entries = await list_one(root, deadline)
+        if isinstance(entries, Unseen):
+            unseen.append(entries)
+            continue
+        for entry in entries:
+            directories.setdefault(entry.folder, {}).setdefault(entry.real_path, entry)
+    return {directory: list(entries.values()) for directory, entries in directories.items()}, tuple(unseen)
+
+
+async def list_one(root: TreeRoot, deadline: timedelta) -> tuple[TreeEntry, ...] | Unseen:
+    def entries() -> tuple[TreeEntry, ...]:
+        with suppress(FileNotFoundError):  # a root that does not exist has no trees
+            return entries_of(root)
+        return ()
+
+    return await in_time(entries, root.path, deadline)
+
+
+async def learn(
+    named: TreeScope, path: str, entries: Sequence[TreeEntry], deadline: timedelta
+) -> RootDirectory | Unseen:
+    return await in_time(lambda: _learn(named, path, entries), printable(path), deadline)
+
+
+def _learn(named: TreeScope, path: str, entries: Sequence[TreeEntry]) -> RootDirectory:
+    here = tuple(root for root in named.roots if root.is_at(path))
+    untouched, links = named.untouched(), links_in(path)
+    whys = {entry.name: why_kept(entry, here, untouched, links) for entry in entries if entry.taken is None}
+    kept = {name: why for name, why in whys.items() if why is not None}
+    disk = disk_of(path)
+    return RootDirectory(path=path, entries=tuple(entries), roots=here, disk=disk, kept=kept, marks=named.marks)
+
+
+CACHE_LASTS = timedelta(minutes=30)
+FAR_BELOW = 0.5  # of the threshold
+
+
+class CachedMeasurement(msgspec.Struct, frozen=True):
+    measured: TreeMeasurement
+    at: datetime
+
+
+class MeasurementCache:
+    def __init__(self) -> None:
+        self._trees: dict[str, CachedMeasurement] = {}  # by uid
+        self._totals: dict[str, tuple[int, datetime]] = {}  # by directory: bytes of all trees together
+
+    def learn(self, measured: TreeMeasurement, now: datetime) -> None:
+        if is_known(measured.size):
+            self._trees[measured.tree_uid] = CachedMeasurement(measured, now)
+
+    def learn_total(self, directory: RootDirectory, total: int, now: datetime) -> None:
+        self._totals[directory.path] = (total, now)
+
+    def total(self, directory: RootDirectory) -> int:
+        return self._totals.get(directory.path, (0, None))[0]
+
+    def forget_all_but(self, uids: set[str], directories: Collection[str]) -> None:
+        self._trees = {uid: known for uid, known in self._trees.items() if uid in uids}
+        self._totals = {path: total for path, total in self._totals.items() if path in directories}
+
+    def is_far_below(self, directory: RootDirectory, now: datetime) -> bool:
+        """All of its trees together, according to a recent observe, and its disk is not too full."""
+        total, at = self._totals.get(directory.path, (0, None))
+        fresh = at is not None and timedelta() <= now - at < CACHE_LASTS
+        return fresh and not directory.may_be_too_full and total < directory.above * FAR_BELOW
+
+    def recall(
+        self,
+        entry: TreeEntry,
+        top: os.stat_result,
+        directory: RootDirectory,
+        in_use: DirectoryUse | Unknown,
+        now: datetime,
+        last_use: Callable[[TreeMeasurement], LastUse],
+    ) -> TreeMeasurement | None:
+        """The last measurement if it is still valid. None: measure it again. `last_use`: what follows from a
+        measurement.
+        """
+        known = self._trees.get(tree_uid(top.st_dev, top.st_ino))
+        if known is None or entry.taken is not None or not timedelta() <= now - known.at < CACHE_LASTS:
+            return None
+        used_since = instant(max(_times(top)))
+        newest = max(known.measured.newest, used_since) if is_known(known.measured.newest) else used_since
+        held = not isinstance(in_use, Unknown) and entry.name in in_use.users
+        again = msgspec.structs.replace(known.measured, newest=newest)
+        least, used = directory.least_age, last_use(again).at
+        young = least is None or isinstance(used, Unknown) or used + least > now
+        return again if held or young or self.is_far_below(directory, now) else None
+
+
+def _times(top: os.stat_result) -> tuple[int, ...]:
+    """As a walk counts them: listing a directory is no use of it."""
+    changed = (top.st_mtime_ns, top.st_ctime_ns)
+    return changed if stat.S_ISDIR(top.st_mode) else (*changed, top.st_atime_ns)
+
+
 NOTABLE = 1_000_000_000  # bytes of deleted files that one process holds open
 UNREADABLE = OpenFiles({}, {}, (), frozenset(), "the list of open files could not be read")
 
@@ -285,7 +440,7 @@ UNREADABLE = OpenFiles({}, {}, (), frozenset(), "the list of open files could no
 class Disks:
     def __init__(
         self,
-        at: Callable[[], translate.PlaceAndTime],
+        at: Callable[[], PlaceAndTime],
         directories: Callable[[], Sequence[str]],
         scan: Scan,
         proc: str,
@@ -294,17 +449,14 @@ class Disks:
         self._at, self._folders, self._scan, self._proc, self._timeouts = at, directories, scan, proc, timeouts
 
     async def observe(self) -> Page:
-        deadline = self._timeouts.disk
         facts: dict[int, Usage] = {}
         unseen = []
         for directory in self._folders():  # one by one: a hanging network disk must not hide the others
-            try:
-                one = await in_thread(lambda: usage_of(directory), deadline)  # noqa: B023
+            one = await self._usage_of(directory)
+            if isinstance(one, Unseen):
+                unseen.append(one)
+            else:
                 facts.setdefault(one.device, one)
-            except TimeoutError:
-                unseen.append(too_slow(f"the disk of {directory}", deadline))
-            except OSError as error:
-                unseen.append(unreadable(f"the disk of {directory}", error))
         used = await self._open_files() if facts else UNREADABLE
         return tuple(self._subject(one, used) for one in facts.values()), tuple(unseen)
 
@@ -315,11 +467,12 @@ class Disks:
                 return one
         return Unknown(f"{unseen[0].what} {unseen[0].why}") if unseen else Gone(ref, self._at().now)
 
+    async def _usage_of(self, directory: str) -> Usage | Unseen:
+        return await in_time(lambda: usage_of(directory), f"the disk of {directory}", self._timeouts.disk)
+
     async def _open_files(self) -> OpenFiles:
-        try:
-            return await in_thread(self._scan, self._timeouts.processes)
-        except (OSError, TimeoutError):
-            return UNREADABLE
+        found = await in_time(self._scan, "the list of open files", self._timeouts.processes)
+        return UNREADABLE if isinstance(found, Unseen) else found
 
     def _subject(self, facts: Usage, used: OpenFiles) -> Subject:
         held: Counter[int] = Counter()

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-import msgspec
-
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
+from gpukeeper.devices.gpus import opened_by
 from gpukeeper.devices.holders import FIRST_PERSON_UID, Holder
-from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import TreeMeasurement, printable
 from gpukeeper.disk.mounts import Usage
+from gpukeeper.disk.tree import FILESYSTEM, PlaceAndTime
+from gpukeeper.disk.walk import printable
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.gpu import OF_A_SESSION
-from gpukeeper.model.subject import Category, Disk, Ref, Seen, Shape, State, Subject
-from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.model.subject import Disk, Ref, Seen, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
 
 PLATFORM = "host"
-GPU, SLICE, PROCESS, TREE, REPORT, DISK = "gpu", "slice", "process", "tree", "report", "disk"
+GPU, SLICE, PROCESS, REPORT, DISK = "gpu", "slice", "process", "report", "disk"
 SETTLED = timedelta(seconds=60)  # younger processes may end by themselves before they are reported
 HARDWARE = Unknown("a GPU neither begins nor ends", by_design=True)
-FILESYSTEM = Unknown("a disk neither begins nor ends", by_design=True)
 NOT_ON_DISK = Unknown("it is not on a disk", by_design=True)
-
-
-class PlaceAndTime(msgspec.Struct, frozen=True):
-    """Where and when it was read."""
-
-    place: str
-    now: datetime
-
-    def seen(self, kind: str, name: str, uid: str, incarnation: str, version: str) -> Seen:
-        return Seen(Ref(PLATFORM, self.place, kind, name, uid), incarnation, version, self.now)
 
 
 # GPUs
@@ -124,85 +111,16 @@ def devices_of(
             if holder.minors
             else ()
         )
-    by_minor = {gpu.minor: gpu for gpu in gpus if is_known(gpu.minor) and is_known(gpu.uuid)}
-    opened = [mig_minors[number] for number in holder.capabilities if number in mig_minors]
     found: list[str] = []
-    for minor in holder.minors:
-        gpu = by_minor.get(minor)
-        if gpu is None:
+    for minor, uuids in opened_by(holder, gpus, mig_minors):
+        if not uuids:
             return Unknown(f"it has {_nodes(holder)} open, but the driver reports no GPU for /dev/nvidia{minor}")
-        found += _opened_slices(gpu, opened) or (str(gpu.uuid),)
+        found += uuids
     return tuple(found)
-
-
-def _opened_slices(gpu: GpuFacts, opened: Iterable[tuple[int, int, int]]) -> tuple[str, ...]:
-    if isinstance(gpu.slices, Unknown):
-        return ()
-    wanted = {(gi, ci) for minor, gi, ci in opened if minor == gpu.minor}
-    return tuple(part.uuid for part in gpu.slices if (part.gpu_instance, part.compute_instance) in wanted)
 
 
 def _nodes(holder: Holder) -> str:
     return ", ".join(f"/dev/nvidia{minor}" for minor in holder.minors)
-
-
-# Trees
-
-
-def fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a tree besides its files."""
-
-    path: str
-    root: str
-    owner: str
-    kind: str = TREE
-    category: Category = Category.TEMPORARY
-    in_use: bool | Unknown
-    held_by: int | None = None  # a pid
-    kept: str | None = None
-    disk: Disk | None = None
-    findings: tuple[str, ...] = ()
-    last_use: LastUse
-
-
-def tree_subject(tree: TreeFacts, measured: TreeMeasurement, at: PlaceAndTime) -> Subject:
-    incarnation = measured.incarnation
-    labels = {"root": tree.root} | ({"held_by": f"pid {tree.held_by}"} if tree.held_by else {})
-    return Subject(
-        seen=at.seen(tree.kind, printable(tree.path), measured.tree_uid, incarnation, incarnation),
-        shape=Shape.TREE,
-        state=State.ENDED,
-        owner=tree.owner,
-        class_=tree.kind,
-        created=Unknown("the creation time of a tree is not recorded everywhere", by_design=True),
-        size=measured.size,
-        last_used=tree.last_use.at,
-        use_evidence=tree.last_use.how,
-        in_use=tree.in_use,
-        category=tree.category,
-        uids=None if tree.category is Category.UNFINISHED or measured.problems else measured.uids,
-        kept=tree.kept,
-        disk=tree.disk,
-        findings=tree.findings,
-        labels=labels,
-    )
-
-
-def change_of(subject: Subject) -> int | None:
-    """The newest change that this walk saw, in nanoseconds. None: it was not measured."""
-    numbers = two_numbers(subject.seen.incarnation, ":")
-    return None if numbers is None else numbers[1]
-
-
-def all_together(trees: Sequence[Subject]) -> int:
-    """A lower bound: a tree that could not be measured adds nothing, nor does one that is kept anyway, so the sum is
-    never a reason to act.
-    """
-    return sum(tree.size for tree in trees if is_known(tree.size) and tree.kept is None)
 
 
 # Disks
@@ -222,7 +140,7 @@ def disk_subject(usage: Usage, held_open: int | Unknown, findings: tuple[str, ..
     }
     uid = str(usage.device)
     return Subject(
-        seen=at.seen(DISK, printable(usage.mount_point), uid, uid, ""),
+        seen=at.seen(DISK, usage.mount_point, uid, uid, ""),
         shape=Shape.NODE,
         state=FILESYSTEM,
         class_=DISK,
@@ -232,11 +150,3 @@ def disk_subject(usage: Usage, held_open: int | Unknown, findings: tuple[str, ..
         findings=findings,
         labels={key: str(value) for key, value in labels.items() if isinstance(value, int)},
     )
-
-
-# Uids
-
-
-def two_numbers(uid: str, sign: str) -> tuple[int, int] | None:
-    first, _, second = uid.partition(sign)
-    return (int(first), int(second)) if first.isdecimal() and second.isdecimal() else None

@@ -20,17 +20,18 @@ import msgspec
 
 from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.devices.holders import user_name
-from gpukeeper.disk import access_times, measure, mounts, open_files
+from gpukeeper.disk import access_times, measure, mounts, open_files, tree
 from gpukeeper.disk.access_times import FileWatcher, LastUse, ReadRecording, Reads
 from gpukeeper.disk.kernel import STATUS_MAX, read_proc, read_proc_part, stat_fields
 from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement, printable
 from gpukeeper.disk.mounts import Responsiveness
 from gpukeeper.disk.open_files import why_unseen
 from gpukeeper.disk.trash import is_trash
+from gpukeeper.disk.tree import PlaceAndTime
 from gpukeeper.model.decision import Unseen, too_slow
 from gpukeeper.model.subject import Category, Gone, Ref, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.host import directories, roots, translate
+from gpukeeper.platforms.host import roots, translate
 from gpukeeper.platforms.host.connect import (
     NEVER_FROM_HERE,
     PAGE,
@@ -38,12 +39,12 @@ from gpukeeper.platforms.host.connect import (
     Page,
     Scan,
     Timeouts,
+    in_time,
     nothing_needed,
     opened,
     unreadable,
 )
-from gpukeeper.platforms.host.directories import MeasurementCache, RootDirectory, TreeScope
-from gpukeeper.platforms.host.roots import TreeEntry
+from gpukeeper.platforms.host.roots import MeasurementCache, RootDirectory, TreeEntry, TreeScope
 
 FOLDERS = (b"TMPDIR", b"TMP", b"TEMP", b"RAY_TMPDIR")
 NAME_MAX = 255  # bytes of one name
@@ -223,7 +224,7 @@ AT_ONCE = 1_000  # paths of one estimate
 class Trees:
     def __init__(
         self,
-        at: Callable[[], translate.PlaceAndTime],
+        at: Callable[[], PlaceAndTime],
         named: TreeScope,
         scan: Scan,
         limits: MeasureLimits,
@@ -247,19 +248,19 @@ class Trees:
 
     async def unresponsive_roots(self) -> tuple[Unseen, ...]:
         """Roots whose filesystem does not answer are skipped until it does."""
-        self.named, unseen = await directories.answering(self._all, self._answering, self._timeouts.tree)
+        self.named, unseen = await roots.answering(self._all, self._answering, self._timeouts.tree)
         return unseen
 
     async def observe(self) -> AsyncIterator[Page]:
         """Directory by directory: the total size of its trees is known only when all of them were measured."""
-        listed, unseen = await directories.list_all(self.named, self._timeouts.tree)
+        listed, unseen = await roots.list_all(self.named, self._timeouts.tree)
         if unseen:
             yield (), unseen
         until = time.monotonic() + self._timeouts.trees.total_seconds()
         there: set[str] = set()
         for path, entries in listed.items():
             trees, missed = await self._observe_folder(path, entries, until)
-            there.update(tree.ref.uid for tree in trees)
+            there.update(one.ref.uid for one in trees)
             for start in range(0, len(trees), PAGE):
                 yield trees[start : start + PAGE], ()
             if missed:
@@ -270,12 +271,12 @@ class Trees:
         self._contents = {uid: at for uid, at in self._contents.items() if uid in there}
 
     async def read(self, ref: Ref) -> Subject | Gone | Unknown:
-        wanted = translate.two_numbers(ref.uid, ":")
+        wanted = tree.two_numbers(ref.uid)
         if wanted is None:
             return Unknown(f"{ref.uid!r} does not identify a tree")
         deadline = self._timeouts.tree
         try:
-            entry = await in_thread(lambda: roots.find(self.named.roots, *wanted), deadline)
+            entry = await in_thread(lambda: roots.find(self.named.roots, wanted), deadline)
         except TimeoutError:
             return Unknown(too_slow(ref.name, deadline).why)
         except OSError as error:
@@ -285,7 +286,7 @@ class Trees:
         return entry if isinstance(entry, Unknown) else await self._read_entry(entry, ref)
 
     async def _read_entry(self, entry: TreeEntry, ref: Ref) -> Subject | Unknown:
-        directory = await directories.learn(self.named, entry.folder, [entry], self._timeouts.tree)
+        directory = await roots.learn(self.named, entry.folder, [entry], self._timeouts.tree)
         if isinstance(directory, Unseen):
             return Unknown(directory.why)
         until = time.monotonic() + self._timeouts.tree.total_seconds()
@@ -305,7 +306,7 @@ class Trees:
         root = next(one for one in self.named.roots if one.path == entry.root)
         deadline = self._timeouts.tree
         if entry.folder not in self._ranked:
-            listed = await directories.list_one(root, deadline)
+            listed = await roots.list_one(root, deadline)
             if not isinstance(listed, Unseen):
                 until = time.monotonic() + self._timeouts.trees.total_seconds()
                 await self._observe_folder(entry.folder, listed, until)
@@ -319,7 +320,7 @@ class Trees:
         return _with_rank(report, ranked, there, self.named.keep_last)
 
     async def _observe_folder(self, path: str, entries: Sequence[TreeEntry], until: float) -> Page:
-        directory = await directories.learn(self.named, path, entries, self._timeouts.tree)
+        directory = await roots.learn(self.named, path, entries, self._timeouts.tree)
         if isinstance(directory, Unseen):
             return (), (directory,)
         left = [entry for entry in entries if entry.taken is not None]
@@ -347,7 +348,8 @@ class Trees:
 
     def _total(self, directory: RootDirectory, trees: Sequence[Subject]) -> int:
         now = self._at().now
-        counted = translate.all_together([one for one in trees if one.category is Category.TEMPORARY])
+        # What is kept anyway adds nothing either.
+        counted = tree.together(one for one in trees if one.category is Category.TEMPORARY and one.kept is None)
         if any(one.size is FAR_BELOW for one in trees):
             return max(counted, self._remembered.total(directory))
         if not self._remembered.is_far_below(directory, now):
@@ -388,15 +390,12 @@ class Trees:
         fresh: bool = True,
     ) -> Found:
         """None: it is gone since it was listed. `fresh`: not from the cache. Without limits it is not walked."""
-        deadline = self._timeouts.tree
-        try:
-            return await in_thread(
-                lambda: self._weigh(entry, directory, in_use, until, limits, fresh=fresh), deadline + A_MOMENT
-            )
-        except TimeoutError:
-            return too_slow(measure.printable(entry.path), deadline)
-        except OSError as error:
-            return unreadable(measure.printable(entry.path), error)
+        return await in_time(
+            lambda: self._weigh(entry, directory, in_use, until, limits, fresh=fresh),
+            printable(entry.path),
+            self._timeouts.tree,
+            A_MOMENT,
+        )
 
     def _weigh(
         self,
@@ -432,7 +431,7 @@ class Trees:
         known = self._remembered.recall(
             entry, top, directory, below, self._at().now, lambda found: self._last_use(entry, found, in_use)
         )
-        stays = entry.kind == translate.TREE and entry.name in directory.kept
+        stays = entry.kind == tree.TREE and entry.name in directory.kept
         return _unmeasured(top, STAYS) if known is None and stays else known
 
     def _walk(
@@ -458,20 +457,21 @@ class Trees:
             used = _is_in_use(entry, found, in_use)
             held_by = open_files.user_of(entry.name, found, in_use.below)
             named_by = in_use.named.who(entry.name) if held_by is None else None
-        standing = translate.TreeFacts(
+        standing = tree.TreeFacts(
             path=entry.path,
             root=entry.root,
             owner=user_name(found.uid),
             kind=entry.kind,
             category=_category(entry),
             in_use=used,
-            held_by=held_by,
             kept=None if entry.taken is not None else directory.kept.get(entry.name, named_by),
             findings=findings,
             disk=directory.disk,
+            of_users=True,
             last_use=self._last_use(entry, found, in_use),
+            labels={"held_by": f"pid {held_by}"} if held_by else {},
         )
-        subject = translate.tree_subject(standing, found, self._at())
+        subject = tree.tree_subject(standing, found, self._at())
         if entry.kind == translate.REPORT:
             self._contents[subject.ref.uid] = found.content
         return subject
@@ -484,23 +484,19 @@ class Trees:
         return access_times.last_use(found, in_use.reads, self.watch.watched(entry.folder, entry.name, now), now)
 
     async def _in_use(self, directory: str) -> InUse:
-        what, deadline = "the list of open files", self._timeouts.processes
+        what = "the list of open files"
         needed = await self._needed()
         if isinstance(needed, Unknown):
             return Unknown(f"whether a stopped container needs it is unknown: {needed.why}")
-        try:
-            return await in_thread(lambda: self._used(directory, needed), deadline)
-        except TimeoutError:
-            return Unknown(f"{what} {too_slow(what, deadline).why}")
-        except OSError as error:
-            return Unknown(f"{what} {unreadable(what, error).why}")
+        used = await in_time(lambda: self._used(directory, needed), what, self._timeouts.processes)
+        return Unknown(f"{what} {used.why}") if isinstance(used, Unseen) else used
 
     def _used(self, directory: str, needed: Mapping[str, str]) -> RootUse:
         if not is_trash(Path(directory).name):
             self.watch.add(directory)
         found = self._scan()
         reads = access_times.reads_of(directory, found.own_mounts, found.tables)
-        named = self._mentioned(directories.spellings(self.named, directory))
+        named = self._mentioned(roots.spellings(self.named, directory))
         entries = {name: why for path, why in needed.items() if (name := _entry_of(directory, path)) is not None}
         return RootUse(open_files.below(directory, found), named.and_also(entries), reads)
 
@@ -551,16 +547,7 @@ def _category(entry: TreeEntry) -> Category:
 
 
 def _unmeasured(top: os.stat_result, why: Unknown) -> TreeMeasurement:
-    return TreeMeasurement(
-        device=top.st_dev,
-        inode=top.st_ino,
-        uid=top.st_uid,
-        size=why,
-        entries=0,
-        newest=why,
-        ctime_ns=why,
-        problems=(why.why,),
-    )
+    return measure.unmeasured(top.st_dev, top.st_ino, top.st_uid, why)
 
 
 def _with_rank(report: Subject, ranked: ReportRanking, there: frozenset[str], keep_last: int) -> Subject:

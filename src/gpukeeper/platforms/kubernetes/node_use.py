@@ -8,6 +8,7 @@ and never guessed. A reading is valid for a short time: absent means unknown.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
@@ -161,6 +162,7 @@ VALID = timedelta(seconds=45)
 WINDOW = timedelta(minutes=1)  # the largest reading in it counts, so that a scrape misses no short work
 FILES = timedelta(seconds=10)
 RECORD_MAX = 16 * 1024 * 1024
+LOG_FILES = 1_000  # of one container; the kubelet keeps five, and one for each of its last starts
 NOT_READ_YET = Unknown("nothing was read yet")
 
 
@@ -180,6 +182,7 @@ class PodUse(msgspec.Struct, frozen=True, kw_only=True):
     uses: Mapping[str, GpuUse] | Unknown
     busiest: Mapping[str, float] = {}
     pods: PodGpus = PodGpus()
+    logs: Mapping[PodName, int] = {}  # bytes, of each pod with a directory of logs, also after its end; absent: unknown
     assigned: Unknown | None = None  # why the kubelet's record is missing
     named: Unknown | None = None  # why the names of pods are missing
     walled: bool = False
@@ -220,6 +223,7 @@ class PodUseReader:
                 {} if isinstance(names, Unknown) else names,
                 found.uid_of,
             ),
+            logs=found.logs,
             assigned=given if isinstance(given, Unknown) else None,
             named=names if isinstance(names, Unknown) else None,
             walled=found.walled,
@@ -248,6 +252,7 @@ class PodUseReader:
 class _Files(msgspec.Struct, frozen=True):
     assigned: tuple[Assigned, ...] | Unknown
     names: Mapping[str, PodName] | Unknown
+    logs: Mapping[PodName, int]
     uid_of: Mapping[int, str | Unknown | None]
     walled: bool
 
@@ -257,8 +262,14 @@ def _read(files: KubeletFiles, pids: Iterable[int]) -> _Files:
     walled = holders.is_walled(files.proc)
     hidden = Unknown(WALLED)
     uids = {pid: hidden if walled else _uid_of(pid, files.proc) for pid in pids}
-    given = _assigned(Path(files.record))
-    return _Files(given, _names(Path(files.logs)), uids, walled)
+    given, names = _assigned(Path(files.record)), _names(Path(files.logs))
+    pods = () if isinstance(names, Unknown) else names.values()
+    logs = {
+        pod: size
+        for pod in pods
+        if (size := _log_bytes(Path(files.logs, f"{pod.namespace}_{pod.name}_{pod.uid}"))) is not None
+    }
+    return _Files(given, names, logs, uids, walled)
 
 
 def _uid_of(pid: int, proc: str) -> str | Unknown | None:
@@ -277,6 +288,23 @@ def _assigned(record: Path) -> tuple[Assigned, ...] | Unknown:
     except OSError as error:
         return Unknown(f"the kubelet's record of assigned devices, {record}, could not be read: {error.strerror}")
     return assigned(text) if len(text) <= RECORD_MAX else Unknown(f"{record} is larger than {RECORD_MAX} bytes")
+
+
+def _log_bytes(pod: Path) -> int | None:
+    """Of its containers, with rotated files. None: unknown; a link leads to a log that another program keeps."""
+    found = 0
+    try:
+        with os.scandir(pod) as containers:
+            directories = [one.path for one in containers if one.is_dir(follow_symlinks=False)]
+        for directory in directories:
+            with os.scandir(directory) as files:
+                for number, file in enumerate(files, start=1):
+                    if number > LOG_FILES or not file.is_file(follow_symlinks=False):
+                        return None
+                    found += file.stat(follow_symlinks=False).st_size
+    except OSError:
+        return None
+    return found
 
 
 def _names(logs: Path) -> Mapping[str, PodName] | Unknown:

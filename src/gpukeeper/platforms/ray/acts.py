@@ -15,20 +15,20 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.disk import remove, trash
+from gpukeeper.disk import remove, trash, tree
 from gpukeeper.disk.measure import MeasureLimits, printable
 from gpukeeper.disk.mounts import identified
 from gpukeeper.disk.open_files import OpenFiles
-from gpukeeper.disk.remove import ExpectedTree, TreeRemoval, remove_files
+from gpukeeper.disk.remove import ExpectedTree, RemovalResult, StillFree, remove_files
 from gpukeeper.disk.trash import TrashedTree
+from gpukeeper.disk.tree import TREE, PlaceAndTime
 from gpukeeper.model.decision import Accepted, ActResult, Changed, Evidence, NothingToCapture, Refused
 from gpukeeper.model.policy import HOUR, Temporary
 from gpukeeper.model.subject import Category, Ref, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import logs, sessions, survey, translate
-from gpukeeper.platforms.ray.logs import ends_of
+from gpukeeper.platforms.ray import sessions, survey, translate
 from gpukeeper.platforms.ray.nodes import GONE, Everyone, Node, Process, RayRoot
-from gpukeeper.platforms.ray.sessions import RaySession, listener_of
+from gpukeeper.platforms.ray.sessions import RaySession, ends_of, listener_of
 from gpukeeper.platforms.ray.survey import (
     KEPT,
     NodeSurvey,
@@ -37,17 +37,13 @@ from gpukeeper.platforms.ray.survey import (
     has_keep,
     is_tree_named,
     logs_to_go,
-    opened_logs,
     subject_of_tree,
 )
 from gpukeeper.platforms.ray.visit import (
     MachineSnapshot,
     NodeDirectory,
     Visit,
-    expected,
-    names_in,
     seen_from_here,
-    taken_in,
     visiting,
 )
 
@@ -114,12 +110,12 @@ def _in_folder(
     session = next((one for one in known if one.identity == wanted), None)
     if session is not None:
         return Location(directory, session.name, translate.SESSION, session=session)
-    for name in names_in(directory, wanted):
+    for name in tree.names_of(directory.fd, wanted, tree.stat_entry, directory.counts):
         if is_tree_named(name, directory.path, temporary):
-            return Location(directory, name, translate.TREE)
+            return Location(directory, name, TREE)
         return Unknown(f"its name is {printable(str(Path(directory.path, name)))} now, which the policy does not match")
-    taken = taken_in(directory, wanted)
-    return None if taken is None else Location(directory, taken.name, translate.TREE, taken)
+    taken = tree.taken_in(directory.fd, wanted, directory.counts)
+    return None if taken is None else Location(directory, taken.name, TREE, taken)
 
 
 def _in_logs(
@@ -129,7 +125,7 @@ def _in_logs(
     for session in known:
         # Closed at once unless it is in there: what we have open ourselves looks used.
         with ExitStack() as open_:
-            fd = open_.enter_context(opened_logs(directory, session.name))
+            fd = open_.enter_context(sessions.opened(directory.fd, f"{session.name}/{sessions.LOGS}"))
             spot = None if fd is None else _in_logs_of(session, fd, directory, ref, wanted, open_)
             if spot is not None:
                 held.push(open_.pop_all())
@@ -144,14 +140,14 @@ def _in_logs_of(
     if ref.kind == translate.LOGS:
         same = (top.st_dev, top.st_ino) == wanted
         return Location(directory, session.name, translate.LOGS, session=session, logs=fd) if same else None
-    for place in logs.FOLDERS:
-        inner = open_.enter_context(logs.opened(fd, place))
+    for place in sessions.FOLDERS:
+        inner = open_.enter_context(sessions.opened(fd, place or "."))
         if inner is None:
             continue
-        path = os.path.normpath(Path(session.path, logs.LOGS, place))
+        path = os.path.normpath(Path(session.path, sessions.LOGS, place))
         here = msgspec.structs.replace(directory, fd=inner, path=path)
-        if (taken := taken_in(here, wanted)) is not None:
-            return Location(here, taken.name, translate.TREE, taken)
+        if (taken := tree.taken_in(inner, wanted, directory.counts)) is not None:
+            return Location(here, taken.name, TREE, taken)
     return None
 
 
@@ -179,7 +175,7 @@ class NodeRemoval:
             return Changed(f"it is a {spot.kind} now")
         if spot.kind == translate.LOGS:
             return self._remove_logs(spot, fresh, wants)
-        exactly = expected(fresh, uid)
+        exactly = tree.expected(fresh, uid)
         if exactly is None:
             return NOT_MEASURED
         needed = self._visit.holds(exactly.identity)
@@ -189,7 +185,7 @@ class NodeRemoval:
             return self._remove_session(spot, fresh, exactly)
         if has_keep(spot.folder.fd, spot.name):
             return Changed(f"it is kept: {KEPT}")
-        return self._remove_tree(spot, exactly)
+        return self._remove_tree(spot, exactly, self._check_no_work)
 
     def _seen_from(self, spot: Location) -> Scan:
         return lambda: seen_from_here(spot.folder, self._scan())
@@ -209,15 +205,13 @@ class NodeRemoval:
             )
         )
 
-    def _remove_tree(self, spot: Location, exactly: ExpectedTree) -> ActResult:
+    def _remove_tree(
+        self, spot: Location, exactly: ExpectedTree, still_free: StillFree, *, sockets: bool = False
+    ) -> ActResult:
+        scan, until = self._seen_from(spot), self._visit.until
         return answered(
             remove.remove(
-                spot.folder.fd,
-                spot.name,
-                exactly,
-                scan=self._seen_from(spot),
-                until=self._visit.until,
-                still_free=self._check_no_work,
+                spot.folder.fd, spot.name, exactly, scan=scan, until=until, still_free=still_free, sockets=sockets
             )
         )
 
@@ -232,21 +226,11 @@ class NodeRemoval:
             )
         own = {one.pid for one in self._visit.node.processes}
 
-        def still_dead(tree: int) -> str | Unknown | None:
+        def still_dead(fd: int) -> str | Unknown | None:
             named = sessions.refers(session, self._everyone(), own, self._visit.around.proc)
-            return self._is_reachable(tree) or named or listener_of(tree) or sessions.user_files(tree)
+            return self._is_reachable(fd) or named or listener_of(fd) or sessions.user_files(fd)
 
-        return answered(
-            remove.remove(
-                spot.folder.fd,
-                spot.name,
-                exactly,
-                scan=self._seen_from(spot),
-                until=self._visit.until,
-                still_free=still_dead,
-                sockets=True,
-            )
-        )
+        return self._remove_tree(spot, exactly, still_dead, sockets=True)
 
     def _remove_logs(self, spot: Location, fresh: Subject, wants: SurveyOptions) -> ActResult:
         files = logs_to_go(spot.logs, spot.folder, self._visit, wants)
@@ -254,11 +238,11 @@ class NodeRemoval:
         if translate.logs_incarnation(inode, files) != fresh.seen.incarnation:
             return Changed("the set of logs of ended processes has changed")
         back, removed, kept = 0, 0, []
-        for place in logs.FOLDERS:
+        for place in sessions.FOLDERS:
             some = [
                 (one.name, ExpectedTree((one.device, one.inode), one.ctime_ns)) for one in files if one.folder == place
             ]
-            with logs.opened(spot.logs, place) as directory:
+            with sessions.opened(spot.logs, place or ".") as directory:
                 if directory is None or not some:
                     continue
                 done = remove_files(directory, some, scan=self._seen_from(spot), until=self._visit.until)
@@ -271,33 +255,38 @@ class NodeRemoval:
             return Changed(f"none of the {len(files):,} files were removed: {kept[0]}")
         return Accepted(back)
 
-    def _is_reachable(self, tree: int) -> str | None:
+    def _is_reachable(self, fd: int) -> str | None:
         """A container that stops in the meantime takes its files along; after a restart it has other ones."""
         return None if self._visit.node.door.is_open(self._visit.around.proc) else GONE
 
-    def _check_no_work(self, tree: int) -> str | None:
+    def _check_no_work(self, fd: int) -> str | None:
         work = self._works(self._visit.node)
-        return self._is_reachable(tree) or (None if work is None else f"work began beside it: {work}")
+        return self._is_reachable(fd) or (None if work is None else f"work began beside it: {work}")
 
 
-def answered(answer: TreeRemoval | Changed | Refused | Unknown) -> ActResult:
-    if isinstance(answer, Unknown):
-        # Nothing was done, and the reason is known: another read would not add anything.
-        return Refused(f"it was not removed: {answer.why}")
-    if not isinstance(answer, TreeRemoval):
-        return answer
-    if answer.left:
-        return Refused(f"{answer.entries:,} entries were removed, but not: {'; '.join(answer.left[:3])}")
-    return Accepted(answer.bytes_back)
+def answered(result: RemovalResult) -> ActResult:
+    return tree.answered(
+        result,
+        lambda removal: Refused(f"{removal.entries:,} entries were removed, but not: {'; '.join(removal.left[:3])}"),
+    )
 
 
 NO_LOGS = NothingToCapture("temporary files have no logs, manifest or events of their own")
 
 
+class NodeRead(msgspec.Struct, frozen=True):
+    """Which node is read, for what, and the processes of that moment. `timeout`: then the rest is unknown."""
+
+    node: Node
+    everyone: tuple[Process, ...]
+    wants: SurveyOptions
+    timeout: timedelta
+
+
 class NodeReader:
     def __init__(
         self,
-        at: Callable[[], translate.PlaceAndTime],
+        at: Callable[[], PlaceAndTime],
         scan: Callable[[], OpenFiles],
         everyone: Everyone,
         works: Callable[[Node], str | None],
@@ -308,80 +297,55 @@ class NodeReader:
         self._at, self._scan, self._everyone, self._works = at, scan, everyone, works
         self._proc, self._limits = proc, limits
 
-    def everything(
-        self, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
-    ) -> tuple[NodeSurvey, int | Unknown, OpenFiles]:
+    def everything(self, about: NodeRead) -> tuple[NodeSurvey, int | Unknown, OpenFiles]:
         """Of one node; and how much space it all takes."""
-        around = self._around(everyone)
-        with self._visiting(node, around, wants, timeouts) as visit:
-            found = survey.survey(visit, wants)
+        around, door = self._around(about), about.node.door
+        with self._visiting(about, around) as visit:
+            found = survey.survey(visit, about.wants)
         found.subjects = list(identified(found.subjects))
-        door = "" if node.door.pid is None else f"{self._proc}/{node.door.pid}/root"
-        return found, found.size(survey.estimate(found, door)), around.used
+        root = "" if door.pid is None else f"{self._proc}/{door.pid}/root"
+        return found, found.size(survey.estimate(found, root)), around.used
 
-    def one(
-        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
-    ) -> Subject | Unknown | None:
+    def one(self, ref: Ref, about: NodeRead) -> Subject | Unknown | None:
         """None: it does not exist any more."""
-        with (
-            self._visit(ref, node, everyone, wants, timeouts) as visit,
-            locate(visit, ref, wants) as spot,
-        ):
-            found = self._subject(spot, visit, wants) if isinstance(spot, Location) else spot
+        with self._located(ref, about) as (visit, spot):
+            found = self._subject(spot, visit, about.wants) if isinstance(spot, Location) else spot
         return identified([found])[0] if isinstance(found, Subject) else found
 
-    def capture(
-        self, subject: Subject, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
-    ) -> Evidence | NothingToCapture | Unknown:
-        with (
-            self._visit(subject.ref, node, everyone, wants, timeouts) as visit,
-            locate(visit, subject.ref, wants) as spot,
-        ):
+    def capture(self, subject: Subject, about: NodeRead) -> Evidence | NothingToCapture | Unknown:
+        with self._located(subject.ref, about) as (visit, spot):
             if not isinstance(spot, Location):
                 return spot if isinstance(spot, Unknown) else Unknown("it is gone")
-            files = self._ends(spot, visit, wants)
+            files = self._ends(spot, visit, about.wants)
         return Evidence(files) if files else NothingToCapture("its logs are empty, or it has none")
 
-    def remove(
-        self,
-        fresh: Subject,
-        node: Node,
-        everyone: tuple[Process, ...],
-        wants: SurveyOptions,
-        timeouts: timedelta,
-        uid: int | None = None,
-    ) -> ActResult:
+    def remove(self, fresh: Subject, about: NodeRead, uid: int | None = None) -> ActResult:
         """`uid`: of the user who requests it, if not an admin."""
-        with (
-            self._visit(fresh.ref, node, everyone, wants, timeouts) as visit,
-            locate(visit, fresh.ref, wants) as spot,
-        ):
+        with self._located(fresh.ref, about) as (visit, spot):
             if spot is None:
                 return Changed("it is gone already")
             if isinstance(spot, Unknown):
                 return Changed(spot.why)
             act = NodeRemoval(visit, self._scan, self._everyone, self._works)
-            return act.remove(spot, fresh, wants, uid)
+            return act.remove(spot, fresh, about.wants, uid)
 
-    def _visit(
-        self, ref: Ref, node: Node, everyone: tuple[Process, ...], wants: SurveyOptions, timeouts: timedelta
-    ) -> AbstractContextManager[Visit]:
+    @contextmanager
+    def _located(self, ref: Ref, about: NodeRead) -> Iterator[tuple[Visit, Location | Unknown | None]]:
         """Open files are read before anything of a session is opened; of a temporary tree nothing is opened while it is
         searched for, and one that is about to be moved is checked after that.
         """
-        around = self._around(everyone)
-        if ref.kind != translate.TREE:
+        around = self._around(about)
+        if ref.kind != TREE:
             _ = around.used
-        return self._visiting(node, around, wants, timeouts)
+        with self._visiting(about, around) as visit, locate(visit, ref, about.wants) as spot:
+            yield visit, spot
 
-    def _around(self, everyone: tuple[Process, ...]) -> MachineSnapshot:
-        return MachineSnapshot(everyone, self._scan, self._proc)
+    def _around(self, about: NodeRead) -> MachineSnapshot:
+        return MachineSnapshot(about.everyone, self._scan, self._proc)
 
-    def _visiting(
-        self, node: Node, around: MachineSnapshot, wants: SurveyOptions, timeouts: timedelta
-    ) -> AbstractContextManager[Visit]:
-        until = time.monotonic() + timeouts.total_seconds()
-        return visiting(node, around, self._at(), until, self._limits, wants.needed)
+    def _visiting(self, about: NodeRead, around: MachineSnapshot) -> AbstractContextManager[Visit]:
+        until = time.monotonic() + about.timeout.total_seconds()
+        return visiting(about.node, around, self._at(), until, self._limits, about.wants.needed)
 
     def _subject(self, spot: Location, visit: Visit, wants: SurveyOptions) -> Subject | Unknown | None:
         _ = visit.around.used  # before anything of it is opened
@@ -398,5 +362,5 @@ class NodeReader:
         if spot.kind == translate.LOGS:
             files = survey.logs_to_go(spot.logs, spot.folder, visit, wants)
             return ends_of(spot.logs, frozenset((one.folder, one.name) for one in files))
-        with survey.opened_logs(spot.folder, spot.name) as fd:
+        with sessions.opened(spot.folder.fd, f"{spot.name}/{sessions.LOGS}") as fd:
             return {} if fd is None else ends_of(fd)

@@ -18,6 +18,7 @@ from gpukeeper.blocking import A_MOMENT, in_thread
 from gpukeeper.disk import open_files
 from gpukeeper.disk.open_files import OpenFiles
 from gpukeeper.disk.remove import UNDER_WAY
+from gpukeeper.disk.tree import PlaceAndTime, UnderWay, together
 from gpukeeper.engine.ports import Platform, Shared, SharedQuestion
 from gpukeeper.model.decision import (
     Accepted,
@@ -40,8 +41,7 @@ from gpukeeper.model.subject import Category, Cause, Diagnosis, Gone, Ref, Shape
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
 from gpukeeper.platforms.ray import translate
-from gpukeeper.platforms.ray.acts import NO_LOGS, NodeReader
-from gpukeeper.platforms.ray.idleness import Idleness, Load
+from gpukeeper.platforms.ray.acts import NO_LOGS, NodeRead, NodeReader
 from gpukeeper.platforms.ray.nodes import GONE, Node, NodeAccess, is_found_by_raylet, read_processes
 from gpukeeper.platforms.ray.settings import (
     NODES_ARE_SHOWN,
@@ -51,7 +51,7 @@ from gpukeeper.platforms.ray.settings import (
     no_containers,
     settings_of,
 )
-from gpukeeper.platforms.ray.state import DashboardQueries
+from gpukeeper.platforms.ray.state import DashboardQueries, Idleness, Load
 from gpukeeper.platforms.ray.survey import DEFAULT_ACCESS, DiscoveredNodes, Discovery, NodesAccess, NodeSurvey
 
 PAGE = 500
@@ -94,7 +94,7 @@ class RayPlatform(Platform):
         self._load_of: SharedQuestion[Load] = SharedQuestion(self._query_load)
         self._speaking: SharedQuestion[dict[str, str]] = SharedQuestion(self._query_dashboards)
         self._together: dict[str, int | Unknown] = {}  # by node, of the last observe
-        self._under_way: set[str] = set()  # uids; a thread that hangs may still continue later
+        self._under_way = UnderWay()
 
     @property
     def place(self) -> str:
@@ -178,10 +178,8 @@ class RayPlatform(Platform):
         node = here.node(subject.ref.namespace)
         if node is None:
             return Unknown(f"{subject.ref.namespace} is not available now")
-        wants, timeouts = self._discovery.wants(node), self._timeouts.tree
-        return await self._in_thread(
-            lambda: self._reader.capture(subject, node, here.everyone, wants, timeouts), timeouts, subject.ref.name
-        )
+        about = self._about(node, here, self._timeouts.tree)
+        return await self._in_thread(lambda: self._reader.capture(subject, about), about.timeout, subject.ref.name)
 
     async def act(self, step: Step, fresh: Subject) -> ActResult:
         if fresh.shape is not Shape.TREE:
@@ -192,20 +190,18 @@ class RayPlatform(Platform):
         node = here.node(fresh.ref.namespace)
         if node is None:
             return Changed(f"{fresh.ref.namespace} does not exist any more")
-        if fresh.ref.uid in self._under_way:
+        about = self._about(node, here, self._timeouts.removal)
+        if not self._under_way.claim(fresh.ref.uid):
             return UNDER_WAY
-        wants = self._discovery.wants(node)
-        self._under_way.add(fresh.ref.uid)
 
         def work() -> ActResult:
-            try:
-                return self._reader.remove(fresh, node, here.everyone, wants, self._timeouts.removal, step.uid)
-            except FileNotFoundError:
-                return Changed(GONE)
-            finally:
-                self._under_way.discard(fresh.ref.uid)
+            with self._under_way.ending(fresh.ref.uid):
+                try:
+                    return self._reader.remove(fresh, about, step.uid)
+                except FileNotFoundError:
+                    return Changed(GONE)
 
-        return await self._in_thread(work, self._timeouts.removal, fresh.ref.name)
+        return await self._in_thread(work, about.timeout, fresh.ref.name)
 
     async def diagnose(self, ref: Ref) -> Diagnosis | Unknown:
         """Which process, socket or work keeps it."""
@@ -248,19 +244,24 @@ class RayPlatform(Platform):
     async def _survey(
         self, node: Node, here: DiscoveredNodes, running_sessions: Mapping[str, str]
     ) -> tuple[NodeSurvey, int | Unknown, OpenFiles] | Unseen:
-        wants, timeouts = self._discovery.wants(node, running_sessions), self._timeouts.node
-        found = await self._in_thread(
-            lambda: self._reader.everything(node, here.everyone, wants, timeouts), timeouts, node.name
-        )
+        about = self._about(node, here, self._timeouts.node, running_sessions)
+        found = await self._in_thread(lambda: self._reader.everything(about), about.timeout, node.name)
         return Unseen(node.name, found.why) if isinstance(found, Unknown) else found
 
     async def _one(
         self, ref: Ref, node: Node, here: DiscoveredNodes, running_sessions: Mapping[str, str]
     ) -> Subject | Unknown | None:
-        wants, timeouts = self._discovery.wants(node, running_sessions), self._timeouts.tree
-        return await self._in_thread(
-            lambda: self._reader.one(ref, node, here.everyone, wants, timeouts), timeouts, ref.name
-        )
+        about = self._about(node, here, self._timeouts.tree, running_sessions)
+        return await self._in_thread(lambda: self._reader.one(ref, about), about.timeout, ref.name)
+
+    def _about(
+        self,
+        node: Node,
+        here: DiscoveredNodes,
+        timeout: timedelta,
+        running_sessions: Mapping[str, str] | None = None,
+    ) -> NodeRead:
+        return NodeRead(node, here.everyone, self._discovery.wants(node, running_sessions), timeout)
 
     async def _query_dashboards(self) -> dict[str, str]:
         return await self._running_sessions(await self._discover(), self._idleness.queries(settings_of(self._policy)))
@@ -323,7 +324,7 @@ class RayPlatform(Platform):
         surveyed = found[0]
         mine = [one for one in surveyed.subjects if one.ref.uid not in known]
         known.update(one.ref.uid for one in mine)
-        named = translate.together(one for one in mine if one.category is Category.TEMPORARY)
+        named = together(one for one in mine if one.category is Category.TEMPORARY)
         self._together[node.name] = found[1] if settings_of(self._policy).above_counts is Counted.ALL else named
         subjects = [self._beside(one, node, load) for one in mine]
         yield self._page([self._node(node, found, load, queries), *self._disks(node, surveyed)], surveyed.unseen)
@@ -332,7 +333,7 @@ class RayPlatform(Platform):
 
     def _disks(self, node: Node, surveyed: NodeSurvey) -> list[Subject]:
         """Of the other roots: the disk of the first one is reported with the node."""
-        at = translate.PlaceAndTime(self._place, self._clock.now(), node.name)
+        at = msgspec.structs.replace(self._at(), node=node.name)
         others = list(surveyed.disks.items())[1:]
         facts = (translate.NodeDisk(f"{node.uid}:{device}", one.disk, one.size, one.free) for device, one in others)
         return [translate.disk_subject(one, at) for one in facts]
@@ -395,8 +396,8 @@ class RayPlatform(Platform):
     def _page(self, subjects: Sequence[Subject], unseen: Sequence[Unseen] = ()) -> Snapshot:
         return Snapshot(self.name, self._place, self._clock.now(), tuple(subjects), tuple(unseen))
 
-    def _at(self) -> translate.PlaceAndTime:
-        return translate.PlaceAndTime(self._place, self._clock.now())
+    def _at(self) -> PlaceAndTime:
+        return PlaceAndTime(self.name, self._place, self._clock.now())
 
 
 def _is_one_of(root: str, roots: Sequence[str]) -> bool:

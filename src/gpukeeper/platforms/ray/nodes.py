@@ -12,14 +12,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from gpukeeper.devices.holders import ENDED_STATES, KERNEL_THREAD, parse_container, parse_uid, pids, text_of
-from gpukeeper.disk import trash
+from gpukeeper.disk import measure, trash
 from gpukeeper.disk.kernel import read_proc_part
 from gpukeeper.model.decision import Unseen
 from gpukeeper.platforms.ray.busy import foreign
@@ -176,7 +176,6 @@ def _container(home: Path) -> str | None:
 
 LINKS = 40  # as the kernel allows
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOR_READING = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 GONE = "the process through which its files are reached has ended"
 
 
@@ -209,15 +208,12 @@ def opened_directory(root: int, path: str) -> Iterator[tuple[int, str, frozenset
     """
     links: list[os.stat_result] = []
     way = resolved(root, path, links)
-    try:
-        fd = _for_reading(way[-1][0])
-    finally:
-        for step, _ in way[1:]:
-            os.close(step)
-    try:
+    with ExitStack() as held:
+        try:
+            fd = held.enter_context(measure.open_directory(".", way[-1][0]))
+        finally:
+            _close(way[1:])
         yield fd, "/" + "/".join(name for _, name in way[1:]), frozenset(link.st_uid for link in links)
-    finally:
-        os.close(fd)
 
 
 def identity_of_entry(root: int, path: str) -> tuple[int, int]:
@@ -229,8 +225,7 @@ def identity_of_entry(root: int, path: str) -> tuple[int, int]:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found.st_dev, found.st_ino
     finally:
-        for step, _ in way[1:]:
-            os.close(step)
+        _close(way[1:])
 
 
 def on_the_way(root: int, path: str) -> set[tuple[int, int]]:
@@ -285,13 +280,6 @@ def _target(link: int, path: str, links: int) -> str:
         return os.readlink("", dir_fd=link)
     finally:
         os.close(link)
-
-
-def _for_reading(step: int) -> int:
-    """Without updating its access time where permitted: only owners and root may do that."""
-    with suppress(PermissionError):
-        return os.open(".", _FOR_READING | os.O_NOATIME, dir_fd=step)
-    return os.open(".", _FOR_READING, dir_fd=step)
 
 
 def _close(steps: list[tuple[int, str]]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -17,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.blocking import in_thread
-from gpukeeper.disk import kernel, measure, mounts, trash
+from gpukeeper.disk import measure, mounts, trash, tree
 from gpukeeper.disk.measure import KEEP, MeasureLimits
 from gpukeeper.disk.open_files import DirectoryUse, OpenFiles
 from gpukeeper.disk.trash import is_named
@@ -25,7 +24,7 @@ from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import DAY, Policy, Temporary
 from gpukeeper.model.subject import State, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import logs, nodes, sessions, translate
+from gpukeeper.platforms.ray import nodes, sessions, translate
 from gpukeeper.platforms.ray.nodes import (
     Everyone,
     Node,
@@ -77,18 +76,18 @@ def subject_of_tree(directory: NodeDirectory, name: str, visit: Visit, below: Di
         return None
     found = visit.with_mounts(directory, name, found)
     in_use, keeps = visit.in_use(directory, name, found, below)
-    facts = translate.TreeFacts(
+    facts = tree.TreeFacts(
         path=str(Path(directory.path, name)),
         in_use=in_use,
-        keeps=keeps,
         kept=why_tree_kept(directory, name, (found.device, found.inode), visit),
         owner=visit.owner(found.uid),
         disk=directory.disk,
         root=directory.path,
-        uids=visit.uids(found),
+        of_users=visit.node.is_machine,
         last_use=visit.last_use(directory, found),
+        labels={"kept_by": keeps} if keeps else {},
     )
-    return translate.tree_subject(facts, found, visit.at)
+    return tree.tree_subject(facts, found, visit.at)
 
 
 def why_tree_kept(directory: NodeDirectory, name: str, identity: tuple[int, int], visit: Visit) -> str | None:
@@ -144,7 +143,7 @@ class NodeSurvey:
 
     def size(self, living: int | Unknown) -> int | Unknown:
         """Of all of it, a lower bound: what could not be measured adds nothing."""
-        return living if isinstance(living, Unknown) else living + translate.together(self.subjects)
+        return living if isinstance(living, Unknown) else living + tree.together(self.subjects)
 
 
 def survey(visit: Visit, wants: SurveyOptions) -> NodeSurvey:
@@ -207,11 +206,11 @@ def logs_of(
     session: RaySession, directory: NodeDirectory, visit: Visit, wants: SurveyOptions
 ) -> tuple[Subject | None, tuple[str, ...]]:
     """Of one live session; and sentences about files that grow too large."""
-    with opened_logs(directory, session.name) as fd:
+    with sessions.opened(directory.fd, f"{session.name}/{sessions.LOGS}") as fd:
         if fd is None:
             return None, ()
-        path = str(Path(session.path, logs.LOGS))
-        about = tuple(f"{path}: {words}" for words in logs.too_long(fd))
+        path = str(Path(session.path, sessions.LOGS))
+        about = tuple(f"{path}: {words}" for words in sessions.too_long(fd))
         files = logs_to_go(fd, directory, visit, wants)
         if not files:
             return None, about
@@ -232,7 +231,9 @@ def logs_to_go(fd: int, directory: NodeDirectory, visit: Visit, wants: SurveyOpt
     if age is None:
         return ()
     before = (visit.at.now - age).replace(minute=0, second=0, microsecond=0)
-    return tuple(one for one in logs.removable(fd, visit, visit.reads(directory), before) if directory.counts(one.uid))
+    return tuple(
+        one for one in sessions.removable(fd, visit, visit.reads(directory), before) if directory.counts(one.uid)
+    )
 
 
 def logs_age(directory: NodeDirectory, visit: Visit, wants: SurveyOptions) -> timedelta | None:
@@ -242,20 +243,6 @@ def logs_age(directory: NodeDirectory, visit: Visit, wants: SurveyOptions) -> ti
     if wants.logs is None or visit.unseen(directory) is not None:
         return None
     return min(wants.logs, DAY) if directory.disk.full >= wants.too_full else wants.logs
-
-
-@contextmanager
-def opened_logs(directory: NodeDirectory, name: str) -> Iterator[int | None]:
-    """None: it has none, or one that Ray did not create."""
-    try:
-        fd = kernel.open_inside(directory.fd, f"{name}/{logs.LOGS}")
-    except OSError:
-        fd = None
-    try:
-        yield fd
-    finally:
-        if fd is not None:
-            os.close(fd)
 
 
 def estimate(found: NodeSurvey, door: str, deadline: timedelta = ESTIMATE) -> int | Unknown:
@@ -302,7 +289,7 @@ def _add_unfinished(directory: NodeDirectory, visit: Visit, found: NodeSurvey) -
     about = os.fstat(directory.fd)
     if (about.st_dev, about.st_ino) not in found.finished:
         found.finished.add((about.st_dev, about.st_ino))
-        found.subjects += [subject for _, subject in visit.unfinished(directory)]
+        found.subjects += visit.unfinished(directory)
 
 
 def _others(directory: NodeDirectory, named: Mapping[str, None], visit: Visit, wants: SurveyOptions) -> Iterator[str]:
@@ -336,7 +323,7 @@ def _add_sessions(
             of_the_dead, about = logs_of(session, directory, visit, wants)
             found.subjects += [] if of_the_dead is None else [of_the_dead]
             found.findings += about
-            with opened_logs(directory, session.name) as fd:
+            with sessions.opened(directory.fd, f"{session.name}/{sessions.LOGS}") as fd:
                 found.subjects += [] if fd is None else unfinished_logs(fd, session, directory, visit)
     _add_unfinished(directory, visit, found)
 
@@ -344,13 +331,13 @@ def _add_sessions(
 def unfinished_logs(fd: int, session: RaySession, directory: NodeDirectory, visit: Visit) -> list[Subject]:
     """Of an interrupted removal of many log files."""
     found = []
-    for place in logs.FOLDERS:
-        with logs.opened(fd, place) as inner:
+    for place in sessions.FOLDERS:
+        with sessions.opened(fd, place or ".") as inner:
             if inner is None:
                 continue
-            path = os.path.normpath(Path(session.path, logs.LOGS, place))
+            path = os.path.normpath(Path(session.path, sessions.LOGS, place))
             here = msgspec.structs.replace(directory, fd=inner, path=path)
-            found += [subject for _, subject in visit.unfinished(here)]
+            found += visit.unfinished(here)
     return found
 
 

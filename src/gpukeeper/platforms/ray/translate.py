@@ -8,30 +8,16 @@ from datetime import datetime
 
 import msgspec
 
-from gpukeeper.disk import access_times
-from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import TreeMeasurement, printable, tree_uid
-from gpukeeper.model.subject import Category, Disk, Ref, Seen, Shape, State, Subject
-from gpukeeper.model.unknown import Unknown, is_known
+from gpukeeper.disk.measure import printable, tree_uid
+from gpukeeper.disk.tree import FILESYSTEM, NOT_RECORDED, PlaceAndTime, two_numbers
+from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
+from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import size_in_words
 
 PLATFORM = "ray"
-NODE, DISK, SESSION, LOGS, TREE = "node", "disk", "session", "logs", "tree"
-NOT_RECORDED = Unknown("the creation time of a tree is not recorded everywhere", by_design=True)
+NODE, DISK, SESSION, LOGS = "node", "disk", "session", "logs"
 LIVES = Unknown("a live session is not measured file by file", by_design=True)
 LONG_LOG = 10_000_000_000  # bytes
-
-
-class PlaceAndTime(msgspec.Struct, frozen=True):
-    """Where and when it was read. `node`: the name of the Ray node."""
-
-    place: str
-    now: datetime
-    node: str = ""
-
-    def seen(self, kind: str, name: str, uid: str, incarnation: str) -> Seen:
-        ref = Ref(PLATFORM, self.place, kind, printable(name), uid, "" if kind == NODE else self.node)
-        return Seen(ref, incarnation, incarnation, self.now)
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -80,58 +66,8 @@ def logs_uid(device: int, inode: int) -> str:
 
 
 def identity_in(uid: str) -> tuple[int, int] | None:
-    """The device and inode that a uid of ours begins with."""
-    device, _, rest = uid.partition(":")
-    inode = rest.partition(":")[0]
-    return (int(device), int(inode)) if device.isdecimal() and inode.isdecimal() else None
-
-
-def ctime_in(incarnation: str) -> int | None:
-    """The newest change that a tree had when it was read. None: not measured."""
-    newest = incarnation.partition(":")[2]
-    return int(newest) if newest.isdecimal() else None
-
-
-class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a tree besides its files. `keeps`: what uses it, a sentence. `kept`: why it is kept anyway.
-    `uids`: owners of its entries, if those are users of this machine. `last_use`: None for what no process can read."""
-
-    path: str
-    owner: str
-    kind: str = TREE
-    category: Category = Category.TEMPORARY
-    in_use: bool | Unknown
-    keeps: str | None = None
-    kept: str | None = None
-    disk: Disk | None = None
-    root: str = ""
-    findings: tuple[str, ...] = ()
-    uids: frozenset[int] | None = None
-    last_use: LastUse | None = None
-
-
-def tree_subject(tree: TreeFacts, measured: TreeMeasurement, at: PlaceAndTime) -> Subject:
-    used = tree.last_use or access_times.recorded(measured, at.now)
-    labels = {"node": at.node}
-    labels |= ({"root": tree.root} if tree.root else {}) | ({"kept_by": tree.keeps} if tree.keeps else {})
-    return Subject(
-        seen=at.seen(tree.kind, tree.path, measured.tree_uid, measured.incarnation),
-        shape=Shape.TREE,
-        state=State.ENDED,
-        owner=tree.owner,
-        class_=tree.kind,
-        created=NOT_RECORDED,
-        size=measured.size,
-        last_used=used.at,
-        use_evidence=used.how,
-        in_use=tree.in_use,
-        kept=tree.kept,
-        category=tree.category,
-        uids=tree.uids,
-        disk=tree.disk,
-        findings=tree.findings,
-        labels=labels,
-    )
+    """The device and inode of a tree or of the directory of logs."""
+    return two_numbers(uid.removesuffix(f":{LOGS}"))
 
 
 def live_session(
@@ -215,14 +151,13 @@ def node_subject(facts: NodeFacts, at: PlaceAndTime) -> Subject:
 
 def disk_subject(facts: NodeDisk, at: PlaceAndTime) -> Subject:
     """A disk of a node besides its first one."""
-    fixed = Unknown("a disk neither begins nor ends", by_design=True)
     return Subject(
         seen=at.seen(DISK, printable(facts.disk.name), facts.uid, facts.uid),
         shape=Shape.NODE,
-        state=fixed,
+        state=FILESYSTEM,
         owner=None,
         class_=DISK,
-        created=fixed,
+        created=FILESYSTEM,
         size=facts.size - facts.free,
         disk=facts.disk,
         labels={"disk_size": str(facts.size), "disk_free": str(facts.free)},
@@ -246,11 +181,6 @@ def busy_by(
     if isinstance(gpu, str):
         return gpu
     return next((one for one in (ray, cpu, gpu) if isinstance(one, Unknown)), None)
-
-
-def together(trees: Iterable[Subject]) -> int:
-    """A lower bound: a tree that could not be measured adds nothing, so the sum is never a reason to act."""
-    return sum(tree.size for tree in trees if is_known(tree.size))
 
 
 def long_log(name: str, size: int) -> str:

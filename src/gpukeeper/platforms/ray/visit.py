@@ -11,18 +11,17 @@ from pathlib import Path
 import msgspec
 
 from gpukeeper.devices.holders import user_name
-from gpukeeper.disk import access_times, measure, mounts, open_files, trash
+from gpukeeper.disk import access_times, measure, mounts, open_files, trash, tree
 from gpukeeper.disk.access_times import LastUse, Reads
 from gpukeeper.disk.kernel import KERNEL, TABLE_MAX, read_proc
 from gpukeeper.disk.measure import MeasureLimits, TreeMeasurement
 from gpukeeper.disk.mounts import MountEntry, usage
 from gpukeeper.disk.open_files import DirectoryUse, OpenFiles, why_unseen
 from gpukeeper.disk.process_files import ONLY_HERE
-from gpukeeper.disk.remove import ExpectedTree
 from gpukeeper.disk.trash import TrashedTree
+from gpukeeper.disk.tree import PlaceAndTime
 from gpukeeper.model.subject import Category, Disk, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray import translate
 from gpukeeper.platforms.ray.nodes import (
     Node,
     NodeAccess,
@@ -81,7 +80,7 @@ class Visit:
         node: Node,
         root: int,
         around: MachineSnapshot,
-        at: translate.PlaceAndTime,
+        at: PlaceAndTime,
         until: float,
         limits: MeasureLimits | None = None,
         needed: ProtectedPaths | None = None,
@@ -132,11 +131,7 @@ class Visit:
     def holds(self, identity: tuple[int, int]) -> str | None:
         """Why that tree is kept: it is, or contains, what the policy names or we need ourselves."""
         path = self._holding.get(identity)
-        return (
-            None
-            if path is None
-            else (f"it contains {measure.printable(path)}, which gpukeeper needs or the policy names")
-        )
+        return None if path is None else tree.contains(path)
 
     def measure(self, directory: int, name: str) -> TreeMeasurement | None:
         return measure.measure(name, directory, self.used.files, self.limits, lambda: time.monotonic() > self.until)
@@ -158,10 +153,6 @@ class Visit:
     def owner(self, uid: int) -> str:
         """User names are this machine's; a container has its own, which are unknown here."""
         return user_name(uid) if self.node.is_machine or uid == 0 else f"uid {uid}"
-
-    def uids(self, found: TreeMeasurement) -> frozenset[int] | None:
-        """Owners of its entries, if users of this machine can reach them at all."""
-        return found.uids if self.node.is_machine and not found.problems else None
 
     def in_use(
         self, directory: NodeDirectory, name: str, found: TreeMeasurement, used: DirectoryUse
@@ -186,12 +177,10 @@ class Visit:
         comm = next((one.comm for one in self.around.everyone if one.pid == pid), "")
         return f"pid {pid}{f' ({measure.printable(comm)})' if comm else ''} has files of it open"
 
-    def unfinished(self, directory: NodeDirectory) -> Iterator[tuple[TrashedTree, Subject]]:
-        """The rest of an interrupted removal of ours in that directory."""
-        for taken in trash.leftovers(directory.fd):
-            subject = self.unfinished_one(directory, taken)
-            if subject is not None:
-                yield taken, subject
+    def unfinished(self, directory: NodeDirectory) -> list[Subject]:
+        """What interrupted removals of ours left in that directory."""
+        found = (self.unfinished_one(directory, taken) for taken in trash.leftovers(directory.fd))
+        return [one for one in found if one is not None]
 
     def unfinished_one(self, directory: NodeDirectory, taken: TrashedTree) -> Subject | None:
         try:
@@ -204,7 +193,7 @@ class Visit:
         user = open_files.users_of_trash(taken.trash, seen_from_here(directory, self.around.used))
         used: bool | Unknown = user if isinstance(user, Unknown) else user is not None or found.held_by is not None
         words = "its deletion had begun" if taken.deleting else "it was only taken, and is put back"
-        facts = translate.TreeFacts(
+        facts = tree.TreeFacts(
             path=f"{directory.path}/{taken.trash}/{taken.name}",
             category=Category.UNFINISHED,
             in_use=used,
@@ -213,21 +202,21 @@ class Visit:
             root=directory.path,
             findings=(f"a removal of gpukeeper was interrupted: {words}",),
         )
-        return translate.tree_subject(facts, found, self.at)
+        return tree.tree_subject(facts, found, self.at)
 
 
 @contextmanager
 def visiting(
     node: Node,
     around: MachineSnapshot,
-    at: translate.PlaceAndTime,
+    at: PlaceAndTime,
     until: float,
     limits: MeasureLimits | None = None,
     needed: ProtectedPaths | None = None,
 ) -> Iterator[Visit]:
     """FileNotFoundError: the node ended in the meantime."""
     with opened_node(node.door, around.proc) as root:
-        named = translate.PlaceAndTime(at.place, at.now, node.name)
+        named = msgspec.structs.replace(at, node=node.name)
         yield Visit(node, root, around, named, until, limits, needed)
 
 
@@ -245,48 +234,6 @@ def seen_from_here(directory: NodeDirectory, used: OpenFiles) -> OpenFiles:
     if not directory.private or used.hidden != ONLY_HERE:
         return used
     return msgspec.structs.replace(used, hidden=None)
-
-
-def expected(fresh: Subject, uid: int | None) -> ExpectedTree | None:
-    """What a removal must find. None: it was not measured, so nothing may be done. `uid`: of the user who requests
-    it.
-    """
-    identity, ctime = translate.identity_in(fresh.ref.uid), translate.ctime_in(fresh.seen.incarnation)
-    return None if identity is None or ctime is None else ExpectedTree(identity, ctime, uid)
-
-
-def names_in(directory: NodeDirectory, wanted: tuple[int, int]) -> list[str]:
-    """The entry of that name in that directory, by identity: a listing returns the inode below a mount point, a stat
-    does not. Not the entries that removals in progress create, which may get the inode of a tree that was just
-    deleted.
-    """
-    names = []
-    with os.scandir(directory.fd) as listing:
-        for entry in listing:
-            if entry.inode() != wanted[1]:
-                continue
-            try:
-                found = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            ours = trash.is_trash(entry.name) or trash.holds_a_name(found)
-            if (found.st_dev, found.st_ino) == wanted and directory.counts(found.st_uid) and not ours:
-                names.append(entry.name)
-    return names
-
-
-def taken_in(directory: NodeDirectory, wanted: tuple[int, int]) -> TrashedTree | None:
-    return next(
-        (one for one in trash.leftovers(directory.fd) if one.identity == wanted and _is_whose(directory, one)), None
-    )
-
-
-def _is_whose(directory: NodeDirectory, taken: TrashedTree) -> bool:
-    try:
-        found = os.stat(f"{taken.trash}/{taken.name}", dir_fd=directory.fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return directory.counts(found.st_uid)
 
 
 def _as_node_sees(node: Node, used: OpenFiles, known: tuple[MountEntry, ...]) -> OpenFiles:

@@ -118,6 +118,30 @@ def test_limits_of_a_job() -> None:
     assert items(spec(), ttl="1h")[0].manifest["spec"]["ttlSecondsAfterFinished"] == 3600
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_that_ends_has_a_deadline_and_a_limit_of_retries(form: str) -> None:
+    """C5.6: a DaemonSet and a StatefulSet have no such fields."""
+    limits = [one for item in items(spec(form=form)) for one in limited(item.manifest)]
+    if form in {"daemonset", "statefulset"}:
+        assert limits == []
+        return
+    assert limits
+    for one in limits:
+        assert one["activeDeadlineSeconds"] == 3600
+        assert one.get("backoffLimit", one.get("backoffLimitPerIndex")) == 3
+    pods = [one for item in items(spec(form=form)) for one in templates(item.manifest)]
+    assert form == "pytorchjob" or len(limits) == len(pods), "each pod template is in a Job with both"
+
+
+def limited(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, list):
+        return [found for one in value for found in limited(one)]
+    if not isinstance(value, dict):
+        return []
+    here = {"activeDeadlineSeconds", "backoffLimit", "backoffLimitPerIndex"} & set(value)
+    return ([value] if here else []) + [found for one in value.values() for found in limited(one)]
+
+
 def test_sets_stay_and_are_ready_when_they_have_reported() -> None:
     for form in ("daemonset", "statefulset"):
         (template,) = [one for item in items(spec(form=form)) for one in templates(item.manifest)]

@@ -122,6 +122,13 @@ def test_drivers_and_link_layers_of_several_trials() -> None:
     assert network_advice([trial(output=output("end"))]) == ()
 
 
+def test_the_pod_carries_run_and_owner() -> None:
+    """C6.5"""
+    meta = manifest(ASKED, "trial-r1-0", "gpu-1")["metadata"]
+    assert meta["labels"]["gpukeeper.io/run"] == "r1"
+    assert meta["annotations"] == {"gpukeeper.io/owner": "ann"}
+
+
 def test_the_pod_has_the_least_privilege() -> None:
     spec = manifest(ASKED, "t", "gpu-1")["spec"]
     (main,) = spec["containers"]

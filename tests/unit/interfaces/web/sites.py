@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.daemon.web import WebProcess
-from gpukeeper.interfaces.link import Answer, Condition, Credentials, Question, SiteSettings, SourceSettings
+from gpukeeper.interfaces.link import Answer, Credentials, Question, SiteSettings, SourceSettings
 from gpukeeper.interfaces.web.application import make_app
 from gpukeeper.interfaces.web.security import Bucket
-from gpukeeper.interfaces.web.source import Listener, Machines
+from gpukeeper.interfaces.web.source import Source
 from gpukeeper.ledger.logins import LoginKind, open_logins
 from gpukeeper.model.subject import State
 from gpukeeper.views.live import MachineView, difference
@@ -30,27 +30,17 @@ HOUR = timedelta(hours=1)
 POLICY = "preset: ds01\nmode: enforce\nscope: {docker: {}}\nadmins: [root]\n"
 
 
-class InProcess:
-    """Implements Source."""
-
+class InProcess(Source):
     def __init__(self, web: WebProcess, *, anonymous: bool, site: SiteSettings) -> None:
+        key = b"k" * 32
+        super().__init__(SourceSettings(key=key, anonymous=anonymous, session_seconds=3600, version="0", site=site))
         self.web = web
-        self.settings = SourceSettings(key=b"k" * 32, anonymous=anonymous, session_seconds=3600, version="0", site=site)
-        self._machines = Machines()
-        self.condition = Condition()
         self._sent: MachineView | None = None
         self.publishes = True  # False: the view stays as it is
 
     @property
     def revocations(self) -> int:
         return self.web.revocations.count
-
-    @property
-    def machines(self) -> Mapping[str, MachineView]:
-        return self._machines.views
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        return self._machines.listen(listener)
 
     async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
         answer = await self.web.answer(Question(id=1, credentials=credentials, request=request))
@@ -60,11 +50,8 @@ class InProcess:
 
     async def publish(self) -> None:
         view = await self.web.view()
-        self._machines.change(difference(self._sent, view), view)
+        self.change(difference(self._sent, view), view)
         self._sent = view
-
-    async def closed(self) -> None:
-        """Never."""
 
 
 class Dashboard:

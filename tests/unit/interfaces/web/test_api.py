@@ -266,6 +266,7 @@ def test_a_session_needs_the_csrf_token_and_a_bearer_does_not(site: Dashboard) -
         ("ledger?after=null", 400),
         ("gpus?machine=other", 404),
         ("report?since=2026-10-01T00:00:00", 400),
+        ("report?until=7", 400),
         ("report?since=2026-10-02T00:00:00Z&until=2026-10-01T00:00:00Z", 400),
         ("report?zone=Nowhere/City", 400),
         ("ledger?type=nonsense", 400),

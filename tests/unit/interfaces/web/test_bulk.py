@@ -13,7 +13,7 @@ import pytest
 
 from gpukeeper.engine.requests import Request, fulfil
 from gpukeeper.interfaces.link import Answer, Credentials, Person
-from gpukeeper.interfaces.web.app import MOST_KEPT, BulkItem, BulkRun, BulkRuns
+from gpukeeper.interfaces.web.pages.bulk import MOST_KEPT, BulkItem, BulkRun, BulkRuns
 from gpukeeper.interfaces.web.security import COOKIE, Signer
 from gpukeeper.interfaces.web.source import SourceLost
 from gpukeeper.ledger.logins import LoginKind
@@ -48,7 +48,7 @@ def confirmed(site: Dashboard, preview: Any, person: str = "root") -> str:
 
 
 async def finished(site: Dashboard, token: str) -> None:
-    await site.app.state.site.bulk.of("root", token).task
+    await site.app.state.bulk.of("root", token).task
 
 
 def lines(site: Dashboard, kind: str) -> list[dict[str, Any]]:
@@ -131,7 +131,7 @@ def test_a_preview_is_confirmed_once_by_the_person_who_made_it(site: Dashboard) 
 def test_an_old_preview_is_refused(site: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     preview = selected(site, "hold", "train")
     (address,) = re.findall(r'action="(/bulk/[^"]+)"', preview.text)
-    monkeypatch.setattr("gpukeeper.interfaces.web.app.PREVIEW_LASTS", -1.0)
+    monkeypatch.setattr("gpukeeper.interfaces.web.pages.bulk.PREVIEW_LASTS", -1.0)
     assert site.post(address, "root").status_code == 409
     assert lines(site, "hold") == []
 
@@ -195,7 +195,7 @@ def answer(words: str, **more: Any) -> Answer:
 def test_a_pass_at_the_same_place_is_waited_for_and_a_lost_daemon_is_one_result_of_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gpukeeper.interfaces.web.app.LEASE_PAUSE", 0.0)
+    monkeypatch.setattr("gpukeeper.interfaces.web.pages.bulk.LEASE_PAUSE", 0.0)
     asked: list[tuple[str, str]] = []
 
     async def ask(machine: str, request: Request) -> Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 from gpukeeper.engine.live import PlaceState
 from gpukeeper.engine.outlook import PolicyHead
 from gpukeeper.engine.requests import Request
-from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED, Answer, Condition, Credentials, Person, SourceSettings
+from gpukeeper.interfaces.link import NO_COPY, NOT_COPIED, Answer, Credentials, Person, SourceSettings
 from gpukeeper.interfaces.web.application import make_app
-from gpukeeper.interfaces.web.source import Listener
+from gpukeeper.interfaces.web.source import Source
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.policy import Mode
 from gpukeeper.views.live import MachineView
@@ -34,26 +34,20 @@ HEALTHY = MachineView(
 )
 
 
-class Copy:
-    """Implements Source: as the web server of a fleet answers."""
+class Copy(Source):
+    """As the web server of a fleet answers."""
 
-    settings = SourceSettings(key=b"k" * 32, anonymous=True, session_seconds=60, version="1", fleet=True)
-    condition = Condition()
     revocations = 0
 
     def __init__(self) -> None:
-        self.machines: Mapping[str, MachineView] = {"gpu1": HEALTHY}
+        settings = SourceSettings(key=b"k" * 32, anonymous=True, session_seconds=60, version="1", fleet=True)
+        super().__init__(settings)
+        self.machines = {"gpu1": HEALTHY}
         self.exit_code = NOT_COPIED
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        return lambda: None
 
     async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
         words = f"{request.verb}: the words of the copy"
         return Answer(id=1, person=Person(), done=False, words=words, exit_code=self.exit_code)
-
-    async def closed(self) -> None:
-        """Never."""
 
 
 @pytest.fixture

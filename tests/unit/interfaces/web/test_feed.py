@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -10,12 +9,13 @@ import msgspec
 import pytest
 
 from gpukeeper.engine.outlook import NOT_SHOWN, PolicyHead
-from gpukeeper.interfaces.link import Person, SourceSettings
+from gpukeeper.engine.requests import Request
+from gpukeeper.interfaces.link import Answer, Credentials, Person, SourceSettings
 from gpukeeper.interfaces.web.app import Site
 from gpukeeper.interfaces.web.application import Feed, Snapshot
 from gpukeeper.interfaces.web.pages.fleet import Selection
 from gpukeeper.interfaces.web.peers import Peers
-from gpukeeper.interfaces.web.source import Listener, Machines, Source
+from gpukeeper.interfaces.web.source import Source, SourceLost
 from gpukeeper.lifecycle.claims import ClaimState
 from gpukeeper.model.policy import Mode
 from gpukeeper.views.live import GpuState, GpuTile, MachineView, difference
@@ -25,18 +25,14 @@ ADMIN = Person(name="root", admin=True)
 ALL = Selection()
 
 
-class FixedSource:
-    settings = SourceSettings(key=b"k" * 32, anonymous=True, session_seconds=3600, version="0")
+class FixedSource(Source):
+    revocations = 0
 
     def __init__(self) -> None:
-        self._machines = Machines()
+        super().__init__(SourceSettings(key=b"k" * 32, anonymous=True, session_seconds=3600, version="0"))
 
-    @property
-    def machines(self) -> Mapping[str, MachineView]:
-        return self._machines.views
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        return self._machines.listen(listener)
+    async def ask(self, credentials: Credentials, machine: str, request: Request) -> Answer:
+        raise SourceLost("nobody is there to ask")
 
     def show(self, *tiles: GpuTile) -> None:
         view = MachineView(
@@ -49,7 +45,7 @@ class FixedSource:
             gpus=tiles,
             workloads=(),
         )
-        self._machines.change(difference(None, view), view)
+        self.change(difference(None, view), view)
 
 
 def tile(number: int, owner: str = "ann", **facts: Any) -> GpuTile:

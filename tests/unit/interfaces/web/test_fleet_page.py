@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpukeeper.interfaces.web.app import coming, moment
 from gpukeeper.interfaces.web.pages.fleet import SUMMARY_FROM
-from gpukeeper.interfaces.web.words import coming, moment
 from gpukeeper.lifecycle.forecast import NOT_UNATTENDED, STAYS_IDLE, NextStep
 from gpukeeper.model.decision import Unseen, Verdict
 from gpukeeper.model.policy import Mode
@@ -35,7 +35,7 @@ def shows(site: Dashboard, view: MachineView) -> None:
     """This from now on, whatever the daemon has."""
     site.app.state.site.source.publishes = False
     head = msgspec.structs.replace(view, gpus=(), workloads=())
-    site.call(lambda: site.app.state.site.source._machines.change(Delta(head=head), view))
+    site.call(lambda: site.app.state.site.source.change(Delta(head=head), view))
 
 
 def many(view: MachineView, count: int) -> MachineView:
@@ -135,7 +135,7 @@ def test_what_is_not_measured_is_said_with_what_to_do(site: Dashboard) -> None:
 
 
 def test_before_the_first_pass_the_page_says_so(site: Dashboard) -> None:
-    site.app.state.site.source._machines.views.clear()
+    site.app.state.site.source.machines.clear()
     for address in ("/", "/workloads"):
         assert "The daemon has not sent anything yet" in site.get(address).text, address
 

@@ -173,7 +173,7 @@ def test_a_person_reads_while_a_request_of_theirs_is_in_progress(site: Dashboard
 
     async def read() -> list[bool]:
         web = site.app.state.site.source.web
-        async with web._limiter.turn(1000), asyncio.timeout(PATIENCE):
+        async with web._changes.turn(1000), asyncio.timeout(PATIENCE):
             return [(await web.answer(asked)).done for _ in range(40)]  # more than changes are allowed at once
 
     assert site.call(read) == [True] * 40

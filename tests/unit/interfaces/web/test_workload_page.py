@@ -12,8 +12,8 @@ import pytest
 
 from gpukeeper.engine.reclaim import reclaim
 from gpukeeper.interfaces.link import Credentials, Person
+from gpukeeper.interfaces.web.app import said
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.interfaces.web.words import said
 from gpukeeper.model.decision import Action, Verdict
 from gpukeeper.model.event import Captured, Decided, Held, Released, WarningSent
 from gpukeeper.model.series import Sample, Signal

@@ -86,7 +86,9 @@ class FakeEngine:
             case _, "containers", id_, *_rest if id_ not in self.containers:
                 return _no(404, f"No such container: {id_}")
             case "GET", "containers", id_, "json":
-                return web.json_response(self.containers[id_])
+                sized = "size" in query  # an engine measures only then
+                told = self.containers[id_]
+                return web.json_response({key: told[key] for key in told if sized or key != "SizeRw"})
             case "POST", "containers", id_, "update":
                 self.containers[id_]["HostConfig"]["RestartPolicy"] = body["RestartPolicy"]
                 return web.json_response({"Warnings": []})

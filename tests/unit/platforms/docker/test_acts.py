@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gpukeeper.clients.docker import CacheEntry, ImageSummary, Inspected
+from gpukeeper.config.load import load_text
 from gpukeeper.devices.holders import Holder
 from gpukeeper.model.decision import Accepted, Changed, Evidence, Refused, Unseen
 from gpukeeper.model.errors import PlatformError
@@ -80,6 +81,16 @@ def test_without_a_restart_policy_nothing_is_changed() -> None:
     fake = FakeEngine(told())
     assert stop(fake, seen(told())) == Accepted()
     assert fake.acts() == [f"{STOP}?t=20"]
+
+
+@pytest.mark.parametrize("preset", ["shared-host", "ds01"])
+def test_the_engine_waits_a_minute_between_its_signal_and_the_forced_end(preset: str) -> None:
+    """C9.2: with the grace that the policy gives every class that can be stopped."""
+    policy = load_text(f"preset: {preset}\nscope: {{docker: {{}}}}\n").policy
+    for grace in {one.stop_grace for one in policy.classes.values() if not one.untouchable}:
+        fake = FakeEngine(told())
+        assert act(fake, lambda acts, grace=grace: acts.stop(seen(told()), grace)) == Accepted()  # type: ignore[misc]
+        assert fake.acts() == [f"{STOP}?t=60"]
 
 
 def test_a_policy_that_cannot_be_switched_off_stops_the_stop() -> None:

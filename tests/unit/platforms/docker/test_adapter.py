@@ -14,7 +14,7 @@ from gpukeeper.devices.driver.facts import GpuFacts
 from gpukeeper.model.policy import PlaceScope
 from gpukeeper.model.subject import Gone, Shape, Subject
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.docker import adapter
+from gpukeeper.platforms.docker import adapter, capture
 from gpukeeper.platforms.docker.adapter import DockerPlatform
 from tests.patience import PATIENCE
 from tests.unit.platforms.docker.examples import ID, NOW, OTHER_ID, WHOLE, StillClock, container, ended, told
@@ -211,3 +211,56 @@ def test_the_directories_that_stopped_containers_have_mounted_are_reported(tmp_p
     assert "stopped container" in found["/tmp/data"]
     fake.answers["GET /containers/json"] = (500, '{"message": "busy"}')
     assert isinstance(asyncio.run(ask()), Unknown)
+
+
+SIZE = f"GET /containers/{ID}/json?size=true"
+
+
+def test_the_size_of_an_ended_container_is_listed_and_measured_once(tmp_path: Path) -> None:
+    """C15.1: what it wrote changes no more until it starts again. What runs is not measured in a listing."""
+    fake = FakeEngine({**told(state=ended()), "SizeRw": 4096}, {**told(id=OTHER_ID, name="/runs"), "SizeRw": 1})
+
+    async def run() -> tuple[list[dict[str, Any]], list[int]]:
+        async with served(fake) as engine:
+            docker = platform(engine, tmp_path)
+            sizes, requests = [await sizes_in(docker)], [fake.asked.count(SIZE)]
+            sizes.append(await sizes_in(docker))
+            requests.append(fake.asked.count(SIZE))
+            fake.restart(ID)
+            sizes.append(await sizes_in(docker))
+            fake.end(ID)
+            sizes.append(await sizes_in(docker))
+            requests.append(fake.asked.count(SIZE))
+            return sizes, requests
+
+    (first, again, running, ended_again), requests = asyncio.run(run())
+    assert first == again == ended_again == {"eval": 4096}
+    assert running == {}
+    assert requests == [1, 1, 2]
+
+
+def test_a_size_that_is_not_read_in_time_or_negative_is_unknown_and_holds_up_no_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "SIZES", timedelta(milliseconds=200))
+    fake = FakeEngine(
+        {**told(state=ended()), "SizeRw": 7},
+        {**told(id=OTHER_ID, name="/failed", state=ended()), "SizeRw": -1},
+    )
+    slow = asyncio.Event()
+    fake.before = lambda _call: slow.wait() if fake.asked[-1] == SIZE else None
+
+    async def run() -> list[dict[str, Any]]:
+        async with served(fake) as engine:
+            docker = platform(engine, tmp_path)
+            return [await sizes_in(docker), await sizes_in(docker)]
+
+    assert asyncio.run(run()) == [{}, {}]
+    assert fake.asked.count(SIZE) == 1, "it is not waited for in every listing"
+    assert [call for call in fake.asked if call == f"GET /containers/{OTHER_ID}/json?size=true"], "the next one is"
+
+
+async def sizes_in(docker: DockerPlatform) -> dict[str, Any]:
+    """Of the containers of a listing that have one."""
+    found = [one async for page in docker.observe(PlaceScope(places=("*",))) for one in page.subjects]
+    return {one.ref.name: one.size for one in found if one.ref.kind == "container" and isinstance(one.size, int)}

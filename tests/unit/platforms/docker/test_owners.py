@@ -38,6 +38,46 @@ def test_a_label_alone_is_only_a_claim(label: str) -> None:
     assert found.findings
 
 
+def test_the_order_of_evidence() -> None:
+    """C12.1: every piece names somebody else. Without the first one the next counts."""
+    users = {1001: "site", 1002: "bob", 1003: "named", 1004: "runs", 1005: "works", 1006: "ds01", 1007: "aime"}
+    parts: dict[str, Any] = {
+        "labels": {"site.owner": "site", "aime.mlc.USER": "aime", "ds01.user": "ds01"},
+        "mounts": bind("/home/bob/x"),
+        "name": "/train._.1003",
+        "config": {"User": "1004"},
+    }
+    people = KnownUsers(users, frozenset(users.values()), {"/home/bob/x": 1002}, (1005,))
+    order = []
+
+    def next_one() -> None:
+        found = owned(container(**parts), people, ("site.owner",))
+        order.append((found.owner, found.verified, found.only_claimed))
+
+    next_one()
+    del parts["labels"]["site.owner"]
+    next_one()
+    parts["mounts"], people = [], KnownUsers(users, people.names, {}, (1005,))
+    next_one()
+    parts["name"] = "/train"
+    next_one()
+    parts["config"] = {}
+    next_one()
+    people = KnownUsers(users, people.names, {})
+    next_one()
+    del parts["labels"]["ds01.user"]
+    next_one()
+    assert order == [
+        ("site", False, False),  # the mounted home of another user is as good, so that neither is proven
+        ("bob", True, False),
+        ("named", False, False),
+        ("runs", False, False),
+        ("works", False, False),
+        ("ds01", False, True),
+        ("aime", False, True),
+    ]
+
+
 def test_a_label_that_only_the_wrapper_can_set_is_accepted() -> None:
     found = whose(labels={"ds01.user": "ann"}, trusted=("ds01.user",))
     assert (found.owner, found.verified, found.findings) == ("ann", True, ())

@@ -189,6 +189,15 @@ CLAIMED = Ownership("ann", False, (), (), only_claimed=True)
         ({"ds01.managed": "true"}, {}, {}, "managed"),
         ({"aime.mlc": "ann"}, {}, {}, "managed"),
         ({"ds01.interface": "api"}, {}, {}, "api"),
+        ({"ds01.managed": "true", "ds01.container_type": "compose"}, {}, {}, "compose"),
+        ({"ds01.managed": "true", "ds01.container_type": "docker"}, {}, {}, "docker"),
+        ({"ds01.managed": "true", "ds01.container_type": "devcontainer"}, {}, {}, "devcontainer"),
+        ({"ds01.managed": "true", "ds01.container_type": "atomic"}, {}, {}, "managed"),
+        ({"ds01.managed": "true", "ds01.interface": "orchestration"}, {}, {}, "managed"),
+        ({"ds01.container_type": "docker"}, {}, {"PublishAllPorts": True}, "serving"),
+        ({"ds01.container_type": "unknown"}, {}, {}, "unknown"),
+        ({"ds01.container_type": "portainer"}, {}, {}, "docker"),
+        ({"ds01.container_type": "compose"}, {"image_labels": {"ds01.container_type": "compose"}}, {}, "docker"),
         ({"ds01.managed": "true", "ds01.user": "bob"}, {"owned": CLAIMED}, {}, "unknown"),
         ({}, {"owned": Ownership(None, False, (), ())}, {}, "unknown"),
         ({"ds01.monitoring": "true"}, {}, {}, "docker"),
@@ -197,6 +206,10 @@ CLAIMED = Ownership("ann", False, (), (), only_claimed=True)
 )
 def test_classes(labels: dict[str, str], known: dict[str, Any], host: dict[str, Any], expected: str) -> None:
     assert class_of(container(labels=labels, host=host), facts(**known)) == expected
+
+
+def test_a_name_that_ends_in_a_uid_is_one_of_the_wrappers() -> None:
+    assert class_of(container(name="train._.1007"), facts()) == "managed"
 
 
 def test_an_owner_that_could_not_be_learned_gives_no_class() -> None:

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from gpukeeper.devices.driver.facts import GpuFacts, SliceFacts
 from gpukeeper.devices.holders import Holder
-from gpukeeper.disk.access_times import LastUse
-from gpukeeper.disk.measure import TreeMeasurement
 from gpukeeper.disk.mounts import Usage
 from gpukeeper.disk.trash import is_named
+from gpukeeper.disk.tree import PlaceAndTime
 from gpukeeper.model.subject import Disk, Shape, State
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.host.translate import (
-    PlaceAndTime,
-    TreeFacts,
-    all_together,
-    change_of,
     devices_of,
     disk_subject,
     gpu_subjects,
     is_bare,
     process_subject,
-    tree_subject,
-    two_numbers,
 )
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-AT = PlaceAndTime("node-1", NOW)
+AT = PlaceAndTime("host", "node-1", NOW)
 PARTS = tuple(
     SliceFacts(uuid=f"MIG-{number}", index=number, gpu_instance=number, compute_instance=0) for number in (1, 2)
 )
@@ -132,44 +124,9 @@ def test_names_match_as_in_a_shell_and_well_known_ones_never(name: str, patterns
     assert is_named(name, patterns) is named
 
 
-def measured(size: int | Unknown, ctime_ns: int | Unknown = 5) -> TreeMeasurement:
-    return TreeMeasurement(device=8, inode=42, uid=0, size=size, entries=1, newest=NOW, ctime_ns=ctime_ns, problems=())
-
-
-def standing(path: str = "/tmp/a", in_use: bool | Unknown = False, **more: Any) -> TreeFacts:
-    return TreeFacts(path=path, root="/tmp", owner="ann", in_use=in_use, last_use=LastUse(NOW, "a clause"), **more)
-
-
-def test_a_tree_is_named_by_its_path_and_known_by_its_identity() -> None:
-    tree = tree_subject(standing("/tmp/pip-\n", held_by=77), measured(10), AT)
-    assert (tree.shape, tree.ref.kind, tree.ref.name, tree.ref.uid) == (Shape.TREE, "tree", "/tmp/pip-\\x0a", "8:42")
-    assert tree.seen.incarnation == "42:5"
-    assert change_of(tree) == 5
-    assert (tree.size, tree.last_used, tree.use_evidence, tree.in_use) == (10, NOW, "a clause", False)
-    assert tree.labels == {"root": "/tmp", "held_by": "pid 77"}
-
-
-def test_a_tree_that_was_not_measured_keeps_its_unknowns() -> None:
-    why = Unknown("contains a mount point")
-    tree = tree_subject(standing(in_use=why), measured(why, why), AT)
-    assert (tree.size, tree.in_use, tree.seen.incarnation) == (why, why, "42:not measured")
-    assert change_of(tree) is None
-
-
-def test_trees_together_hold_at_least_what_was_measured_and_may_go() -> None:
-    trees = [tree_subject(standing(), measured(size), AT) for size in (1, Unknown("?"), 2)]
-    stays = tree_subject(standing(kept="it contains a file named .keep"), measured(100), AT)
-    assert all_together([*trees, stays]) == 3
-
-
 def test_a_disk_is_shown_as_df_tells_it() -> None:
     usage = Usage(device=8, mount_point="/tmp", size=1000, taken=450, free=450, inodes=10, inodes_free=9)
     disk = disk_subject(usage, Unknown("not everybody could be looked at"), ("a finding",), AT)
     assert (disk.shape, disk.ref.kind, disk.ref.name, disk.ref.uid) == (Shape.NODE, "disk", "/tmp", "8")
     assert (disk.size, disk.disk, disk.findings) == (450, Disk("/tmp", 0.5, 0.1), ("a finding",))
     assert disk.labels == {"disk_size": "1000", "disk_free": "450", "inodes": "10", "inodes_free": "9"}
-
-
-@pytest.mark.parametrize("uid", ["", "7", "7@", "@7", "a@b", "7@-1", "7@1@2"])
-def test_a_garbled_uid_names_nothing(uid: str) -> None:
-    assert two_numbers(uid, "@") is None

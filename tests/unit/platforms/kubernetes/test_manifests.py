@@ -99,6 +99,58 @@ def test_what_the_trainer_would_refuse_is_reported() -> None:
     assert [line for line in found.lines() if line.startswith("problem: ")]
 
 
+def test_fields_that_are_no_ttl_of_a_trainjob_are_named() -> None:
+    """C5.2: those that do not exist there, wherever they are written, and a deadline for running."""
+    found = merged_manifest(
+        with_spec(
+            ttlSecondsAfterFinished=600,
+            runPolicy={"ttlSecondsAfterFinished": 60, "cleanPodPolicy": "All"},
+            cleanupPolicy={"ttl": 60},
+            activeDeadlineSeconds=3600,
+        ),
+        "run-7",
+    )
+    named = [problem.partition(":")[0] for problem in found.problems]
+    assert named == [
+        "spec.ttlSecondsAfterFinished",
+        "spec.cleanupPolicy",
+        "spec.runPolicy.ttlSecondsAfterFinished",
+        "spec.runPolicy.cleanPodPolicy",
+        "spec.activeDeadlineSeconds",
+    ]
+    for problem in found.problems[:4]:
+        assert (
+            "no TrainJob up to v2.3 has this field, so it removes nothing; use the annotation gpukeeper.io/ttl"
+            in problem
+        )
+    assert "is no TTL: it ends a TrainJob that runs longer" in found.problems[4]
+    without_runtime = merged_manifest(with_spec(ttlSecondsAfterFinished=600)[1:], "run-7")
+    assert "not found in these files" in without_runtime.problems[0]
+    assert without_runtime.problems[1].startswith("spec.ttlSecondsAfterFinished: 600: ")
+
+
+def test_a_ttl_in_the_runtime_is_at_the_wrong_level_wherever_it_is() -> None:
+    """C5.2"""
+    runtime, train = documents()
+    jobset = runtime["spec"]["template"]["spec"]
+    runtime["spec"]["ttlSecondsAfterFinished"] = 300
+    jobset["ttlSecondsAfterFinished"] = 60
+    jobset["replicatedJobs"][1]["template"]["spec"]["ttlSecondsAfterFinished"] = 5
+    found = merged_manifest([runtime, train], "run-7")
+    told_of = dict(problem.split(" of the ClusterTrainingRuntime: ") for problem in found.problems)
+    assert list(told_of) == [
+        "spec.ttlSecondsAfterFinished",
+        "spec.template.spec.ttlSecondsAfterFinished",
+        "spec.template.spec.replicatedJobs[1].template.spec.ttlSecondsAfterFinished",
+    ]
+    nowhere, of_the_jobset, of_a_step = told_of.values()
+    assert nowhere.startswith(
+        "300: a ClusterTrainingRuntime has no such field, so it removes nothing; use the annotation"
+    )
+    assert of_the_jobset.startswith("60: it removes the JobSet of each TrainJob, never the TrainJob; v2.1 then creates")
+    assert of_a_step.startswith("5: it removes the Jobs of that step, also while other steps run")
+
+
 def test_a_runtime_that_is_not_there_shows_how_to_get_it() -> None:
     found = merged_manifest(documents()[1:], "run-7")
     assert found.jobs == ()

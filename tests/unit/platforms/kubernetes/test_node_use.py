@@ -139,3 +139,27 @@ def test_a_silent_driver_is_a_problem_that_is_logged_once(files: KubeletFiles, m
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
     assert lines == [f"GPU use of pods: {silent.why}", "GPU use of pods: everything is read again"]
+
+
+def test_the_log_of_a_pod_is_all_its_files_and_one_that_is_kept_elsewhere_is_unknown(files: KubeletFiles) -> None:
+    """C15.1: containers, earlier starts and rotated files. With Docker the kubelet has links."""
+    main, other = Path(files.logs, f"lab_train-0_{UID}", "main"), UID.replace("1", "2")
+    main.mkdir()
+    for name, size in (("0.log", 300), ("1.log", 20), ("1.log.20261119-100000.gz", 1)):
+        (main / name).write_bytes(b"x" * size)
+    linked = Path(files.logs, f"lab_eval_{other}", "main")
+    linked.mkdir(parents=True)
+    (linked / "0.log").symlink_to(main / "0.log")
+    assert read(reader(files, use())).logs == {POD: 321}
+    (linked / "0.log").unlink()
+    (linked / "0.log").write_bytes(b"xx")
+    assert read(reader(files, use())).logs == {POD: 321, PodName("lab", "eval", other): 2}
+
+
+def test_logs_beyond_a_bound_are_not_measured(files: KubeletFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_use, "LOG_FILES", 2)
+    main = Path(files.logs, f"lab_train-0_{UID}", "main")
+    main.mkdir()
+    for number in range(3):
+        (main / f"{number}.log").write_text("x")
+    assert read(reader(files, use())).logs == {}

@@ -298,7 +298,7 @@ def test_two_removals_of_one_tree_do_not_meet(tmp_path: Path) -> None:
     tree(tmp_path, "tmpone")
     ray = platform(tmp_path)
     found = one_of(ray, tmp_path, "tmpone")
-    ray._under_way.add(found.ref.uid)  # as a thread that hangs leaves it
+    ray._under_way.claim(found.ref.uid)  # as a thread that hangs leaves it
     assert isinstance(run(ray.act(step(found), found)), Refused)
     assert (tmp_path / "tmpone").is_dir()
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.idleness import FRESH_RESULT, OLDEST_READING, Cpu
 from gpukeeper.platforms.ray.nodes import TICKS
+from gpukeeper.platforms.ray.state import FRESH_RESULT, OLDEST_READING, Cpu
 from tests.unit.platforms.ray.nodes_here import process
 
 WINDOW = timedelta(seconds=10)

@@ -13,10 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.platforms.ray.idleness import Idleness, of_ray, works
 from gpukeeper.platforms.ray.nodes import Node, NodeAccess, Process, raylet_of
 from gpukeeper.platforms.ray.settings import Timeouts
-from gpukeeper.platforms.ray.state import OWN_JOB, DashboardQueries
+from gpukeeper.platforms.ray.state import OWN_JOB, DashboardQueries, Idleness, of_ray, works
 from tests.unit.platforms.ray.nodes_here import SESSION, as_raylet, process, raylet
 
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")

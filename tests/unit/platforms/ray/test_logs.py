@@ -16,7 +16,7 @@ from gpukeeper.model.policy import DiskMarks
 from gpukeeper.model.subject import Category, Gone, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.adapter import RayPlatform
-from gpukeeper.platforms.ray.logs import pid_in
+from gpukeeper.platforms.ray.sessions import pid_in
 from tests.unit.platforms.ray.nodes_here import (
     SESSION,
     child,
@@ -163,7 +163,7 @@ def test_a_dead_session_has_no_logs_of_its_own(tmp_path: Path) -> None:
 
 def test_a_log_that_grows_without_bound_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_session(tmp_path, "worker-of-somebody.out")
-    monkeypatch.setattr("gpukeeper.platforms.ray.logs.LONG_LOG", 1000)
+    monkeypatch.setattr("gpukeeper.platforms.ray.sessions.LONG_LOG", 1000)
     node = next(one for one in run(observed(alive(tmp_path), tmp_path)) if one.ref.kind == "node")
     assert any("RAY_ROTATION_MAX_BYTES" in words and SESSION in words for words in node.findings)
 

@@ -7,28 +7,23 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.disk.measure import TreeMeasurement
-from gpukeeper.model.subject import Category, Disk, Shape, State, Subject
+from gpukeeper.disk.tree import PlaceAndTime
+from gpukeeper.model.subject import Category, Disk, Shape, Subject
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.platforms.ray.translate import (
     LogFile,
     NodeFacts,
-    PlaceAndTime,
-    TreeFacts,
     busy_by,
-    ctime_in,
     identity_in,
     logs_incarnation,
     logs_subject,
     node_subject,
-    together,
-    tree_subject,
 )
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
-AT = PlaceAndTime("lab", NOW, "worker-1")
+AT = PlaceAndTime("ray", "lab", NOW, "worker-1")
+OF_NODE = PlaceAndTime("ray", "lab", NOW)
 SILENT = Unknown("Ray was silent")
-MEASURED = TreeMeasurement(device=8, inode=77, uid=0, size=4096, entries=1, newest=NOW, ctime_ns=123, problems=())
 FILE = LogFile("", "worker.out", 8, 1, 10, 4096, NOW, 1000)
 
 
@@ -54,26 +49,6 @@ def test_one_sign_makes_busy_and_all_must_be_known_for_idle(
     assert busy_by(ray, titles, cpu, 5.0, gpu) == busy
 
 
-def test_a_tree_is_named_by_its_node_and_path_and_known_by_its_identity() -> None:
-    found = tree_subject(TreeFacts(path="/tmp/tmp\n1", in_use=False, owner="root", root="/tmp"), MEASURED, AT)
-    assert found.ref.path == "ray/lab/worker-1/tree/tmp/tmp\\x0a1"
-    assert (found.ref.uid, found.seen.incarnation) == ("8:77", "77:123")
-    assert identity_in(found.ref.uid) == (8, 77)
-    assert ctime_in(found.seen.incarnation) == 123
-    assert (found.shape, found.state, found.category) == (Shape.TREE, State.ENDED, Category.TEMPORARY)
-    assert found.labels == {"node": "worker-1", "root": "/tmp"}
-
-
-def test_what_was_not_measured_has_an_incarnation_that_nothing_is_done_to() -> None:
-    unseen = msgspec.structs.replace(MEASURED, size=SILENT, newest=SILENT, ctime_ns=SILENT)
-    found = tree_subject(
-        TreeFacts(path="/tmp/tmp1", in_use=SILENT, owner="root", keeps="pid 7 has files of it open"), unseen, AT
-    )
-    assert ctime_in(found.seen.incarnation) is None
-    assert found.labels["kept_by"] == "pid 7 has files of it open"
-    assert together([found, found]) == 0
-
-
 @pytest.mark.parametrize("uid", ["", "x:y", "8", "machine", "8:x", "a:7:logs"])
 def test_a_uid_of_something_else_names_no_tree(uid: str) -> None:
     assert identity_in(uid) is None
@@ -91,7 +66,7 @@ def test_logs_are_a_set_whatever_its_order() -> None:
 
 def test_a_node_tells_what_is_known_and_nothing_else() -> None:
     facts = NodeFacts(name="worker-1", uid="abc", incarnation="7@1", size=SILENT, busy=SILENT)
-    bare = node_subject(facts, AT)
+    bare = node_subject(facts, OF_NODE)
     assert (bare.ref.path, bare.shape, bare.busy) == ("ray/lab/worker-1", Shape.NODE, SILENT)
     assert bare.labels == {"sessions_live": "0", "sessions_dead": "0"}
     whole = msgspec.structs.replace(
@@ -108,7 +83,7 @@ def test_a_node_tells_what_is_known_and_nothing_else() -> None:
         addresses=("http://127.0.0.1:8265",),
         sessions=("session_1",),
     )
-    assert node_subject(whole, AT).labels == {
+    assert node_subject(whole, OF_NODE).labels == {
         "sessions_live": "1",
         "sessions_dead": "2",
         "temporary": "5",
@@ -123,7 +98,7 @@ def test_a_node_tells_what_is_known_and_nothing_else() -> None:
 
 def test_subjects_survive_json() -> None:
     for one in (
-        node_subject(NodeFacts(name="n", uid="u", incarnation="1", size=1, busy=None), AT),
+        node_subject(NodeFacts(name="n", uid="u", incarnation="1", size=1, busy=None), OF_NODE),
         logs_subject("/l", (8, 5), [FILE], "root", Disk("/", 0.5), AT),
     ):
         assert msgspec.json.decode(msgspec.json.encode(one), type=Subject) == one

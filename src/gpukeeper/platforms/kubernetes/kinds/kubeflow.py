@@ -8,7 +8,7 @@ as Kubernetes merges them (containers and variables by name, mounts by path). Wh
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -24,8 +24,10 @@ from gpukeeper.platforms.kubernetes.kinds.jobset import JOBSET
 from gpukeeper.platforms.kubernetes.kinds.kind import (
     BY_RETENTION,
     FIELD_TTL,
+    QUOTED,
     RUN_POLICY_TTL,
     TTL,
+    TTL_NAME,
     Controller,
     End,
     Ending,
@@ -314,6 +316,9 @@ def _made_anew(facts: RootFacts, ending: Ending) -> Iterator[Cause]:
 
 
 RUNTIME, OWN = "runtime", "TrainJob"
+NOT_OF_A_TRAINJOB = (TTL_NAME, "cleanupPolicy", "cleanPodPolicy", "jobRetentionPolicy")  # of other kinds, or of none
+_INSTEAD = f"use the annotation {TTL} on the TrainJob, or retention in the policy"
+_STEP_TTL = re.compile(rf"spec\.template\.spec\.replicatedJobs\[\d+\]\.template\.spec\.{TTL_NAME}")
 T = TypeVar("T")
 
 
@@ -346,7 +351,7 @@ class MergedJob(msgspec.Struct, frozen=True):
 
 
 class MergedTrainJob(msgspec.Struct, frozen=True):
-    """`problems`: what the Trainer would refuse or not find."""
+    """`problems`: what the Trainer would refuse or not find, and TTLs that do not remove the TrainJob."""
 
     workload: str
     runtime: str
@@ -377,11 +382,12 @@ def merged_manifest(documents: Sequence[dict[str, Any]], name: str) -> MergedTra
     runtime = next((one for one in documents if _is(one, kind) and _name(one) == wanted), None)
     if runtime is None:
         words = f"{kind} {wanted} not found in these files; add the output of `kubectl get {kind} {wanted} -o yaml`"
-        return MergedTrainJob(named, f"{kind} {wanted}", (), (words,))
+        return MergedTrainJob(named, f"{kind} {wanted}", (), (words, *_ttl_in_trainjob(spec)))
     templates = _list(_at(runtime, "spec", "template", "spec").get("replicatedJobs"))
     patches = list(_patches(spec))
     jobs = tuple(_job(one, [inits for job, inits in patches if job == _name_of(one)]) for one in templates)
-    return MergedTrainJob(named, f"{kind} {wanted}", jobs, tuple(_problems(spec, templates, patches)))
+    problems = (*_problems(spec, templates, patches), *_ttl_in_trainjob(spec), *_ttl_in_runtime(kind, runtime))
+    return MergedTrainJob(named, f"{kind} {wanted}", jobs, problems)
 
 
 def _job(template: dict[str, Any], patches: Sequence[list[dict[str, Any]]]) -> MergedJob:
@@ -442,6 +448,52 @@ def _problems(
         for init in inits:
             if job in known and _name_of(init) not in known[job]:
                 yield f"init container {_name_of(init)} is not in job {job} of the runtime; the Trainer rejects this"
+
+
+def _ttl_in_trainjob(spec: dict[str, Any]) -> Iterator[str]:
+    """Wherever they are: no release up to v2.3 has one, in the TrainJob itself or in what it patches."""
+    for path, value in _fields(spec, NOT_OF_A_TRAINJOB):
+        yield f"{path}: {_shown(value)}: no TrainJob up to v2.3 has this field, so it removes nothing; {_INSTEAD}"
+    deadline = spec.get("activeDeadlineSeconds")
+    if deadline is not None:
+        yield (
+            f"spec.activeDeadlineSeconds: {_shown(deadline)} is no TTL: it ends a TrainJob that runs longer and removes"
+            " nothing. Kubeflow Trainer before v2.2 does not have it"
+        )
+
+
+def _ttl_in_runtime(kind: str, runtime: dict[str, Any]) -> Iterator[str]:
+    for path, value in _fields(_at(runtime, "spec"), (TTL_NAME,)):
+        where = f"{path} of the {kind}: {_shown(value)}"
+        if path == f"spec.template.{FIELD_TTL}":
+            yield (
+                f"{where}: it removes the JobSet of each TrainJob, never the TrainJob; v2.1 then creates the JobSet"
+                f" again, v2.2 and v2.3 if the TrainJob failed. Remove it, and {_INSTEAD}"
+            )
+        elif _STEP_TTL.fullmatch(path):
+            yield f"{where}: it removes the Jobs of that step, also while other steps run. Remove it, and {_INSTEAD}"
+        else:
+            yield f"{where}: a {kind} has no such field, so it removes nothing; {_INSTEAD}"
+
+
+def _fields(spec: dict[str, Any], names: Collection[str]) -> Iterator[tuple[str, object]]:
+    """Path and value of each field with one of these names, in the order of the manifest."""
+    left: list[tuple[str, object]] = [("spec", spec)]
+    while left:
+        path, one = left.pop()
+        inner = (
+            [(f"{path}.{key}", value) for key, value in one.items()]
+            if isinstance(one, dict)
+            else [(f"{path}[{number}]", value) for number, value in enumerate(one)]
+            if isinstance(one, list)
+            else []
+        )
+        left += reversed([pair for pair in inner if pair[0].rpartition(".")[2] not in names])
+        yield from (pair for pair in inner if pair[0].rpartition(".")[2] in names)
+
+
+def _shown(value: object) -> str:
+    return _word(value)[:QUOTED] or "set"
 
 
 def _init(record: dict[str, Any], origin: str) -> InitContainer:
