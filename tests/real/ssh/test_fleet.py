@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -67,8 +68,8 @@ class Fleet:
         done = CliRunner().invoke(app, [command, str(self.folder / "hosts.yaml"), "--json", *connection, *more])
         assert done.stdout.startswith("{"), (done.output, done.exception)
         found = json.loads(done.stdout)
-        of_a_pass = command in ("plan", "apply")
-        assert found["schema"] == ("gpukeeper/fleet-pass/v1" if of_a_pass else "gpukeeper/fleet/v1")
+        schemas = dict.fromkeys(("plan", "apply"), "gpukeeper/fleet-pass/v1") | {"logs": "gpukeeper/fleet-logs/v1"}
+        assert found["schema"] == schemas.get(command, "gpukeeper/fleet/v1")
         return done.exit_code, {one["host"]: one for one in found["hosts"]}
 
 
@@ -160,13 +161,44 @@ def test_a_pass_on_each_server_reclaims_what_is_due_there(fleet: Fleet, deployed
     }
     assert steps == {f"gpu{GOOD}": ["/opt/scratch/tmp-old"], f"gpu{SECOND}": []}, found
     assert (scratch[0] / "tmp-old/file").exists()
-    _, found = fleet.run("apply", "--yes")
+    code, found = fleet.run("apply", "--yes")
+    assert code == 3, "one host is dead"
+    assert found["away"]["outcome"] == "unreachable", "and was named, and stopped no other"
     assert {one["outcome"] for name, one in found.items() if name != "away"} == {"applied"}, [
         one["words"] for one in found.values()
     ]
     assert [sorted(one.name for one in path.iterdir()) for path in scratch] == [["data"], ["data"]]
+    row = found[f"gpu{GOOD}"]
+    assert row["bytes_back"] >= 10_000
+    assert row["seconds"] > 0
+    (disk,) = [node for place in row["places"] for node in place["nodes"] if node["kind"] == "disk"]
+    assert disk["before"]["bytes"] > 0
+    assert disk["after"]["bytes"] > 0
     for path in scratch:
         shutil.rmtree(path)
+
+
+def test_the_logs_of_all_servers_come_in_one_command(fleet: Fleet, deployed: dict[str, Any]) -> None:
+    """The last lines of each, its errors, and why there are none of a host that is dead. Without a database."""
+    folder = fleet.hosts.hosts[GOOD].folder / "opt/scratch/tmp-kept"
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("x" * 10_000)
+    subprocess.run(["chattr", "+i", folder / "file"], check=True)
+    fleet.write(fleet.folder / "gpukeeper-1.0.pyz", "  away:\n")
+    try:
+        assert fleet.run("apply", "--yes")[1][f"gpu{GOOD}"]["outcome"] == "incomplete"
+    finally:
+        subprocess.run(["chattr", "-R", "-f", "-i", folder.parent], check=False)  # of its lock file it has no flags
+    code, found = fleet.run("logs", "--last", "5")
+    assert code == 3
+    assert found["away"]["outcome"] == "unreachable"
+    assert (found["away"]["ledger"], found["away"]["errors"]) == (None, None)
+    for name in (f"gpu{GOOD}", f"gpu{SECOND}"):
+        assert (found[name]["outcome"], found[name]["words"]) == ("read", [])
+        assert 0 < len(found[name]["ledger"]) <= 5
+    assert any("tmp-kept" in line for line in found[f"gpu{GOOD}"]["errors"])
+    assert not any("tmp-kept" in line for line in found[f"gpu{SECOND}"]["errors"])
+    shutil.rmtree(folder.parent)
 
 
 def test_a_version_that_does_not_work_is_rolled_back_and_goes_no_further(
