@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpukeeper.interfaces.cli.fleet import app
+from tests.docs.test_ci_examples import DEPLOYS, login_of, scripts
 from tests.engines import has_sshd, require
 from tests.real.host.machine import first_program
 from tests.real.launch.ssh_hosts import SshHosts, ssh_hosts
@@ -49,7 +50,7 @@ def own_files(number: int, folder: Path) -> str:
         mount -t overlay overlay -o lowerdir=/etc,upperdir={folder}/etc/upper,workdir={folder}/etc/work /etc
         mkdir -p /etc/cron.d /etc/tmpfiles.d
         echo 'eve:x:4242:4242::/tmp:/bin/sh' >> /etc/passwd
-        cp {folder}/authorized_keys /etc/fleet_keys
+        cat {folder}/authorized_keys {folder.parent}/gpu{GOOD}/key.pub > /etc/fleet_keys
         sed -i 's,^AuthorizedKeysFile.*,AuthorizedKeysFile /etc/fleet_keys,' {folder}/sshd_config
     """
 
@@ -222,3 +223,53 @@ def test_removed_without_a_trace_but_the_ledger(fleet: Fleet, deployed: dict[str
     assert (code, {one["outcome"] for one in found.values()}) == (0, {"removed"}), found
     for number in (GOOD, SECOND):
         assert list((fleet.hosts.hosts[number].folder / "opt").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", DEPLOYS)
+def test_the_jobs_of_the_pipelines_deploy_and_verify(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """examples/ci: the scripts themselves, with the real program and one key for two servers and one that is dead."""
+    for file in ("hosts.yaml", "policy.yaml"):
+        shutil.copy(fleet.folder / "policy.yaml", tmp_path / file)
+    hosts = fleet.hosts.hosts
+    rows = "".join(f"  gpu{one}: {{address: {hosts[one].address}}}\n" for one in (GOOD, SECOND))
+    head = (
+        f"defaults: {{bundle: {fleet.folder}/gpukeeper-1.0.pyz, policy: policy.yaml, unit: cron, python: {PYTHON}}}\n"
+    )
+    login = login_of(
+        name,
+        tmp_path,
+        key=(hosts[GOOD].folder / "key").read_text().strip(),
+        known_hosts="\n".join((hosts[one].folder / "known_hosts").read_text().strip() for one in (GOOD, SECOND)),
+    )
+
+    def job(which: str) -> tuple[int, str]:
+        files = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", scripts(name)[which]],
+            cwd=tmp_path,
+            env={"PATH": path, "HOME": str(tmp_path), "ONLY": "", **login, **files},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    (tmp_path / "hosts.yaml").write_text(f"{head}hosts:\n{rows}")
+    if "github" in name:
+        assert job("login")[0] == 0
+    assert job("check")[0] == 0
+    code, said = job("plan")
+    assert (code, "2 planned" in said) == (0, True), said
+    assert not os.path.lexists(hosts[GOOD].folder / "opt/gpukeeper")
+    code, said = job("deploy")
+    assert (code, "2 deployed" in said) == (0, True), said
+    code, said = job("verify")
+    assert (code, "2 unchanged" in said) == (0, True), said
+    (tmp_path / "hosts.yaml").write_text(f"{head}hosts:\n{rows}  away: {{address: 198.18.255.254}}\n")
+    code, said = job("deploy")
+    assert (code, "2 unchanged, 1 unreachable" in said) == (3, True), said
+    assert "== away: unreachable" in said, "the logs are shown, too"
+    assert job("verify")[0] == 3
+    fleet.write(fleet.folder / "gpukeeper-1.0.pyz")
+    assert fleet.run("remove", "--yes")[0] == 0
