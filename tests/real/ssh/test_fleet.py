@@ -149,7 +149,7 @@ def test_again_changes_nothing(fleet: Fleet, deployed: dict[str, Any]) -> None:
 
 def test_a_pass_on_each_server_reclaims_what_is_due_there(fleet: Fleet, deployed: dict[str, Any]) -> None:
     scratch = [fleet.hosts.hosts[number].folder / "opt/scratch" for number in (GOOD, SECOND)]
-    for one, names in zip(scratch, (("tmp-old", "data"), ("data",)), strict=True):
+    for one, names in zip(scratch, (("tmp-old", "data"), ("tmp-old", "data")), strict=True):
         for name in names:
             (one / name).mkdir(parents=True)
             (one / name / "file").write_text("x" * 10_000)
@@ -160,8 +160,10 @@ def test_a_pass_on_each_server_reclaims_what_is_due_there(fleet: Fleet, deployed
         name: [step["seen"]["ref"]["name"] for place in found[name]["places"] for step in place["steps"]]
         for name in (f"gpu{GOOD}", f"gpu{SECOND}")
     }
-    assert steps == {f"gpu{GOOD}": ["/opt/scratch/tmp-old"], f"gpu{SECOND}": []}, found
-    assert (scratch[0] / "tmp-old/file").exists()
+    assert list(steps.values()) == [["/opt/scratch/tmp-old"], ["/opt/scratch/tmp-old"]], found
+    code, found = fleet.run("apply", "--yes", "--only", f"gpu{SECOND}")
+    assert (code, {name: one["outcome"] for name, one in found.items()}) == (0, {f"gpu{SECOND}": "applied"})
+    assert [sorted(one.name for one in path.iterdir()) for path in scratch] == [["data", "tmp-old"], ["data"]]
     code, found = fleet.run("apply", "--yes")
     assert code == 3, "one host is dead"
     assert found["away"]["outcome"] == "unreachable", "and was named, and stopped no other"
