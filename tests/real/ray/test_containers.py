@@ -178,7 +178,7 @@ def test_one_worker_or_all_of_them_by_hand_by_the_same_rules(engine: DockerEngin
 
 
 def test_a_pass_is_on_record_and_is_no_load(engine: DockerEngine) -> None:
-    """C10.6: what was decided, begun and verified of each tree, with its bytes, and nothing of the busy worker. One
+    """C10.6: what was decided, saved, begun and verified of each tree, with its bytes, and nothing of the busy worker. One
     pass in 15 minutes takes less than 1 % of a core, and less than 30 s for each worker."""
     names = [f"ray-worker-{number}" for number in range(4)]
     for name in names:
@@ -197,7 +197,7 @@ def test_a_pass_is_on_record_and_is_no_load(engine: DockerEngine) -> None:
         for name in names
     }
     for name in names[:3]:
-        assert list(record[name]) == ["decision", "intent", "outcome"], record[name]
+        assert list(record[name]) == ["decision", "evidence", "intent", "outcome"], record[name]
         outcome = record[name]["outcome"]
         assert (outcome["result"], outcome["ref"]["name"]) == ("reclaimed", f"{ROOT}/tmpone")
         assert 60 * MB <= outcome["bytes_back"] < 61 * MB

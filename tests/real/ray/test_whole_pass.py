@@ -1,4 +1,4 @@
-"""One pass over Ray, the host and Docker together, by the policy of examples/policies/ray-worker-cleanup.yaml; and the
+"""One pass over Ray, the host and Docker together, by the policy of examples/policies/ray-workers.yaml; and the
 script that it replaces (worker_cleanup.sh), on the same engine with the same things: its effect and ours side by side.
 """
 
@@ -29,7 +29,7 @@ from tests.real.ray.test_containers import (
     worker,
 )
 
-EXAMPLE = REPOSITORY / "examples" / "policies" / "ray-worker-cleanup.yaml"
+EXAMPLE = REPOSITORY / "examples" / "policies" / "ray-workers.yaml"
 GUIDE = REPOSITORY / "docs" / "how-to" / "migrate-from-other-tools.md"
 SCRIPT = Path(__file__).parent / "worker_cleanup.sh"
 SIZE_MB = """
