@@ -178,7 +178,7 @@ def test_one_worker_or_all_of_them_by_hand_by_the_same_rules(engine: DockerEngin
 
 
 def test_a_pass_is_on_record_and_is_no_load(engine: DockerEngine) -> None:
-    """C10.6: what was decided, saved, begun and verified of each tree, with its bytes, and nothing of the busy worker. One
+    """C10.6: what was decided, saved, begun and verified of each tree, with its bytes; nothing of the busy worker. One
     pass in 15 minutes takes less than 1 % of a core, and less than 30 s for each worker."""
     names = [f"ray-worker-{number}" for number in range(4)]
     for name in names:
