@@ -25,17 +25,17 @@ import msgspec
 from benchmarks.backtest_parallel import HeldTrace, parallel
 from benchmarks.report import Figure, met, print_figure, print_table
 from benchmarks.size import sized
+from gpukeeper.backtest.comparison import Where, compare
+from gpukeeper.backtest.replays import Asked, Replays, advice_on
 from gpukeeper.config.load import load_policy
-from gpukeeper.lifecycle.backtest.outcome import JudgedStop, Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant, grid
+from gpukeeper.lifecycle.replay import GIVEN, Variant, grid
+from gpukeeper.lifecycle.replay_outcome import JudgedStop, Judging
 from gpukeeper.model.policy import OnLimit, Policy
 from gpukeeper.model.series import RecordedRun, Signal
 from gpukeeper.model.words import in_words
 from gpukeeper.traces.synthetic import SyntheticTrace, Truth
 from gpukeeper.views.advice import Advice, Rule, under
 from gpukeeper.views.backtest import TraceFacts, tally
-from gpukeeper.wiring.backtests import Where, compare
-from gpukeeper.wiring.replays import Asked, Replays, advice_on
 
 SECONDS_MAX = 60.0
 TINY = sized(False, tiny=True)  # without what is installed or started for it: polars and Ray

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from benchmarks.report import print_table
 from benchmarks.size import sized
+from gpukeeper.backtest.comparison import Comparison, Where, compare, judged
+from gpukeeper.backtest.workers import ray_tasks
 from gpukeeper.config.load import load_policy
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, grid
+from gpukeeper.lifecycle.replay import GIVEN, grid
+from gpukeeper.lifecycle.replay_outcome import Judging
 from gpukeeper.model.series import RecordedRun, TraceTime
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.wiring.backtests import Comparison, Where, compare, judged
-from gpukeeper.wiring.workers import ray_tasks
 from tests.engines import has_ray
 from tests.real.ray.clusters import NEWEST
 from tests.real.ray.with_gpukeeper import PROJECT, cluster_with, environment

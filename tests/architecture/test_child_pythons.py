@@ -24,8 +24,8 @@ OTHER_PYTHONS = {"src/gpukeeper/acceptance/bench/probing.py"}
 # Where the Python that runs us is named, or a program beside it is started: one with a first line of its own.
 ONLY_NAMED = {
     *("src/gpukeeper/acceptance/bench/probing.py", "src/gpukeeper/interfaces/cli/setup.py"),
-    *("src/gpukeeper/wiring/workers.py", "src/gpukeeper/rollout/programs/ray_pass.py"),
-    *("src/gpukeeper/acceptance/launchers/programs/ray_driver.py", "deploy/sbom/write.py"),
+    *("src/gpukeeper/backtest/workers.py", "src/gpukeeper/rollout/ray_pass_program.py"),
+    *("src/gpukeeper/acceptance/launchers/ray_driver_program.py", "deploy/sbom/write.py"),
 }
 # multiprocessing starts its children with -c; posix_spawn starts any program, and shells read text.
 STARTERS = re.compile(
@@ -33,7 +33,7 @@ STARTERS = re.compile(
     r"|os\.(?:exec\w+|spawn\w+|posix_spawnp?|system|popen)|getoutput|getstatusoutput"
 )
 EXCUSED = {
-    "src/gpukeeper/wiring/workers.py": "sets PYTHONSAFEPATH",
+    "src/gpukeeper/backtest/workers.py": "sets PYTHONSAFEPATH",
     "src/gpukeeper/platforms/host/tidy.py": "starts the command of an admin",
 }
 _IN_TEXT = re.compile(r"""python\S*(?: \}\}\S*)?,? +["']?-[cm]\b""", re.IGNORECASE)

@@ -12,18 +12,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gpukeeper.__main__ import app
+from gpukeeper.backtest.comparison import Where, compare
 from gpukeeper.config.load import load_policy
 from gpukeeper.interfaces.cli.backtest import ReplayOptions, where_of
 from gpukeeper.ledger.files import ledger_path
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.meta import BacktestRecord, newest_backtest
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay_outcome import Judging
 from gpukeeper.model.errors import UsageError
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.wiring.backtests import Where, compare
 from tests.docs.markdown import ROOT
-from tests.unit.lifecycle.backtest.traces import HOUR
+from tests.unit.backtest.traces import HOUR
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpukeeper.config.checks import RULE_NAMES
 from gpukeeper.config.layers import BUILT_IN, PRESETS
-from gpukeeper.config.schema import json_schema
+from gpukeeper.config.sections import json_schema
 
 _OPENING = """\
 # The policy file

@@ -19,10 +19,10 @@ import pytest
 
 from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.formats import read_report, read_samples
+from gpukeeper.backtest.comparison import KeptResults
 from gpukeeper.ledger import archive, backup
 from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError, LedgerError
-from gpukeeper.wiring.backtests import KeptResults
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DEEP, DIGITS = 100_000, 100_000

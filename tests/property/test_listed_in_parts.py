@@ -9,16 +9,16 @@ from random import Random
 import msgspec
 import pytest
 
+from gpukeeper.backtest import replays
+from gpukeeper.backtest.replays import compare_together
 from gpukeeper.config.load import load_policy
 from gpukeeper.engine.schedule import opening
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Listed, Passes, Variant, covering, proposals
+from gpukeeper.lifecycle.replay import GIVEN, Listed, Passes, Variant, covering, proposals
+from gpukeeper.lifecycle.replay_outcome import Judging
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.policy import Amount, Breaker, Budget, Schedule
 from gpukeeper.model.series import RecordedRun, TraceTime
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.wiring import replays
-from gpukeeper.wiring.replays import compare_together
 
 HOUR = timedelta(hours=1)
 POLICY = load_policy(None).policy

@@ -10,7 +10,7 @@ import pytest
 
 from gpukeeper.config.load import load_policy
 from gpukeeper.engine.schedule import opening
-from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedRun, Variant, _Course, applied, covering, replay
+from gpukeeper.lifecycle.replay import Passes, ReplayedRun, Variant, _Course, applied, covering, replay
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Decision, View
 from gpukeeper.model.policy import Policy, Schedule

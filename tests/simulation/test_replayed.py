@@ -15,13 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpukeeper.backtest.replays import Compared, compare_together
 from gpukeeper.config.load import load_text
 from gpukeeper.engine.loop import Watch, watch
 from gpukeeper.ledger.in_memory import InMemoryLedger, InMemorySignals
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.signals import open_signals
-from gpukeeper.lifecycle.backtest.outcome import Afterwards, Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN
+from gpukeeper.lifecycle.replay import GIVEN
+from gpukeeper.lifecycle.replay_outcome import Afterwards, Judging
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Action, Result
 from gpukeeper.model.event import Closed, Event, Passed
@@ -32,7 +33,6 @@ from gpukeeper.platforms.simulated.users import demo_world
 from gpukeeper.platforms.simulated.world import VirtualLoop, run_virtually
 from gpukeeper.traces.recorded import RecordedTrace
 from gpukeeper.wiring.demo import DEMO_POLICY
-from gpukeeper.wiring.replays import Compared, compare_together
 
 pytestmark = pytest.mark.slow
 

@@ -33,8 +33,8 @@ from gpukeeper.acceptance.record import (
     Report,
     Thresholds,
     Values,
+    with_unique_serials,
 )
-from gpukeeper.acceptance.recording import with_unique_serials
 from gpukeeper.acceptance.suite import CheckPlan, PlannedCheck
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Gpu, Grade, Health, Past, Reading

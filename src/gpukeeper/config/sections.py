@@ -1,10 +1,13 @@
 """The policy file as sections: the settings of each, as its struct declares them (see `model.setting`), what the file
-has that the policy has not, and the way from one to the other. Nothing is decided here; only the members of Unix groups
-are added.
+has that the policy has not, the way from one to the other, and the JSON Schema of it, for editors and for the reference
+page. A policy is identified by a digest of its values. Nothing is decided here; only the members of Unix groups are
+added.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
@@ -14,12 +17,12 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from gpukeeper.config.digest import digest_of
 from gpukeeper.config.fields import FORMS, TEXT, TRUTH, Form, words_of
+from gpukeeper.config.layers import PRESETS
 from gpukeeper.config.machine import members_of
 from gpukeeper.model import policy as model
 from gpukeeper.model import setting as s
-from gpukeeper.model.policy import Value
+from gpukeeper.model.policy import BacktestSettings, DiskMarks, LedgerKeep, MarkSettings, Mode, Policy, Value
 from gpukeeper.model.setting import InFile, Kind
 from gpukeeper.model.subject import Category
 from gpukeeper.model.unknown import Unknown
@@ -268,3 +271,70 @@ def _scope(file: PolicyFile) -> dict[str, model.PlaceScope]:
 def _group(group: model.Group) -> model.Group:
     added = members_of(group.unix_group) if group.unix_group is not None else None
     return msgspec.structs.replace(group, members=tuple(dict.fromkeys((*group.members, *(added or ())))))
+
+
+def digest_of(policy: Policy) -> str:
+    """Identifies the policy that decided: the same for the same values, whatever file or order they came from."""
+    plain = msgspec.to_builtins(msgspec.structs.replace(policy, digest=""))
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def deciding_digest(policy: Policy) -> str:
+    """Of the same policy in any mode: a backtest in mode plan counts when it is switched on."""
+    return digest_of(msgspec.structs.replace(policy, mode=Mode.PLAN, backtest=BacktestSettings()))
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_SCHEMA_NAMES = {DiskMarks: "Disk", LedgerKeep: "Ledger", MarkSettings: "Marks"}
+
+
+def json_schema() -> dict[str, Any]:
+    parts: dict[str, Any] = {}
+    schema = _section_schema(PolicyFile, parts)
+    schema["properties"]["preset"]["enum"] = list(PRESETS)
+    retention, environments = schema["properties"]["retention"], schema["properties"]["environments"]
+    retention["anyOf"] = [{"$ref": retention.pop("$ref")}, {"const": "manual"}]
+    environments["additionalProperties"] = {"anyOf": [environments["additionalProperties"], {"const": "manual"}]}
+    head = {"$schema": _DIALECT, "$defs": dict(sorted(parts.items()))}
+    return head | schema | {"title": "gpukeeper policy", "required": ["scope"]}
+
+
+def _section_schema(section: Section, parts: dict[str, Any]) -> dict[str, Any]:
+    """Those inside are added to `parts`."""
+    settings = settings_of(section).values()
+    found: dict[str, Any] = {"additionalProperties": False}
+    if section in (PolicyFile, KubernetesPlaces):
+        found["description"] = section.__doc__
+    found["properties"] = {one.name: _setting_schema(one, parts) for one in settings}
+    if required := [one.name for one in settings if one.required]:
+        found["required"] = required
+    return found | {"type": "object"}
+
+
+def _setting_schema(setting: Setting, parts: dict[str, Any]) -> dict[str, Any]:
+    """Defaults as people write them; no null, which a policy file does not have."""
+    found = {"description": setting.about} | _shape_schema(setting.shape, parts)
+    if not isinstance(setting.shape, Maybe):
+        found = dict(sorted(found.items()))
+    default = None if setting.required else value_as_written(setting.default, setting.shape)
+    if not isinstance(default, dict | None):  # the sections inside have their own
+        found["default"] = default
+    return found
+
+
+def _shape_schema(shape: Shape, parts: dict[str, Any]) -> dict[str, Any]:
+    match shape:
+        case Form():
+            return dict(shape.schema)
+        case Items(of):
+            return {"items": _shape_schema(of, parts), "type": "array"}
+        case Entries(of):
+            return {"additionalProperties": _shape_schema(of, parts), "type": "object"}
+        case Maybe(of):
+            return _shape_schema(of, parts)
+        case section:
+            name = _SCHEMA_NAMES.get(section, section.__name__.removesuffix("Settings"))
+            if name not in parts:
+                parts[name] = _section_schema(section, parts)
+            return {"$ref": f"#/$defs/{name}"}

@@ -1,6 +1,6 @@
 """Looks at servers, changes them and verifies the result, over ssh; reads the bundle, and what a pass printed.
 
-A server that fails or hangs stops no other. What happens on a server is programs/server.py; what should happen is
+A server that fails or hangs stops no other. What happens on a server is server_program.py; what should happen is
 plan.py.
 """
 
@@ -23,8 +23,8 @@ from gpukeeper.model.errors import UsageError
 from gpukeeper.model.subject import Disk, Ref
 from gpukeeper.model.unknown import Unknown, direct
 from gpukeeper.rollout import plan as planning
+from gpukeeper.rollout import server_program
 from gpukeeper.rollout.plan import Bundle, Done, Seen, ServerPlan, Wanted
-from gpukeeper.rollout.programs import server as server_program
 
 ABOUT, INSTALLER = "about.json", "__main__.py"
 

@@ -1,5 +1,5 @@
 """Passes on the nodes of a Ray cluster that only Ray can reach: one job of its Jobs API, whose driver runs a short task
-on each idle node (programs/ray_pass.py). Ray is not needed here.
+on each idle node (ray_pass_program.py). Ray is not needed here.
 
 Which nodes work was asked before the job: its driver and tasks are work themselves. A node that is busy, or of which it
 is not known, gets no task. The job is removed afterwards.
@@ -34,8 +34,8 @@ from gpukeeper.clients.ray import (
 from gpukeeper.model import reading
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
+from gpukeeper.rollout import ray_pass_program
 from gpukeeper.rollout.execute import Outcome, ServerPass, ServerResult, why_not_all
-from gpukeeper.rollout.programs import ray_pass
 
 KIND, TOKEN = "gpukeeper.io/pass", "gpukeeper.io/token"
 DEADLINE: Final = timedelta(minutes=10)
@@ -117,7 +117,7 @@ class RayPasses:
         made = {
             KIND: "apply" if act else "plan",
             TOKEN: settings.token,
-            PROGRAM: packed(Path(ray_pass.__file__).read_bytes()),
+            PROGRAM: packed(Path(ray_pass_program.__file__).read_bytes()),
             PLAN: packed(msgspec.json.encode(plan)),
         }
         size = sum(map(len, made.values()))
@@ -131,7 +131,7 @@ class RayPasses:
     async def _followed(self, name: str) -> tuple[list[_Record], RayJob | None]:
         """Until its driver has reported its end, or the job is over."""
         loop = asyncio.get_running_loop()
-        late = loop.time() + (START + self._settings.deadline).total_seconds() + ray_pass.LATE_S
+        late = loop.time() + (START + self._settings.deadline).total_seconds() + ray_pass_program.LATE_S
         while True:
             job = await self._api.job(name)
             records = self._records(await self._api.log(name) or "")
@@ -142,7 +142,9 @@ class RayPasses:
             await asyncio.sleep(POLL_S)
 
     def _records(self, log: str) -> list[_Record]:
-        lines = [line[len(ray_pass.MARK) :] for line in log.split("\n") if line.startswith(ray_pass.MARK)]
+        lines = [
+            line[len(ray_pass_program.MARK) :] for line in log.split("\n") if line.startswith(ray_pass_program.MARK)
+        ]
         found = []
         for line in lines:
             try:

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import msgspec
 
-from gpukeeper.lifecycle.backtest.outcome import Afterwards, JudgedRun, Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay_outcome import Afterwards, JudgedRun, Judging
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.words import in_words

@@ -12,8 +12,8 @@ from random import Random
 import msgspec
 
 from gpukeeper.ledger.meta import BacktestPoint, BacktestRecord
-from gpukeeper.lifecycle.backtest.outcome import Afterwards, JudgedRun, Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay_outcome import Afterwards, JudgedRun, Judging
 from gpukeeper.lifecycle.rules import idle
 from gpukeeper.model.words import in_words
 

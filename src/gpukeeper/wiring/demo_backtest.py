@@ -11,19 +11,19 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from gpukeeper.config.digest import deciding_digest
+from gpukeeper.backtest.comparison import compare
 from gpukeeper.config.load import Loaded, load_text
+from gpukeeper.config.sections import deciding_digest
 from gpukeeper.ledger.journal import SqliteLedger
 from gpukeeper.ledger.meta import BacktestRecord, record_backtest
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, grid
+from gpukeeper.lifecycle.replay import GIVEN, grid
+from gpukeeper.lifecycle.replay_outcome import Judging
 from gpukeeper.model import reading
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.ports import Clock
 from gpukeeper.processes import DIRECTORY, environment, module_command
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.views.backtest import TraceFacts, record_of, report
-from gpukeeper.wiring.backtests import compare
 
 SEED, WORKLOADS, DAYS = 7, 48, 14
 HOURS = (1, 2, 5, 12)

@@ -17,7 +17,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, load_file
-from gpukeeper.clients.kubernetes.discovery import NODES
+from gpukeeper.clients.kubernetes.api import NODES
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Node
 from gpukeeper.model.gpu import Grade

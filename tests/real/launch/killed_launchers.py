@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 from gpukeeper.acceptance.fleet.collect import encode_frames
 from gpukeeper.acceptance.fleet.launcher import RunSpec
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from gpukeeper.clients.kubernetes.api import Api, Listing, Manifest
+from gpukeeper.clients.kubernetes.api import Api, Listing, Manifest, Resource
 from gpukeeper.clients.kubernetes.connect import Cluster
-from gpukeeper.clients.kubernetes.discovery import Resource
 from tests.real.kube.nodes import DEFAULT_LOG
 from tests.real.kube.runs import SUCCEEDS
 from tests.real.launch.beds import Bed

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import msgspec
 
-from gpukeeper.acceptance.recording import history_of, line_of, ref_of
+from gpukeeper.acceptance.record import history_of, line_of, ref_of
 from gpukeeper.acceptance.reports.wording import gpus_of
 from gpukeeper.ledger.in_memory import InMemoryLedger
 from gpukeeper.model.gpu import Grade

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from gpukeeper.config.load import load_file, load_text, read_exemptions
-from gpukeeper.config.schema import json_schema
+from gpukeeper.config.sections import json_schema
 from gpukeeper.model.errors import PolicyError
 from gpukeeper.model.unknown import Unknown
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpukeeper.config.schema import json_schema
+from gpukeeper.config.sections import json_schema
 from tests.docs.policy_page import reference_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "policy.md"

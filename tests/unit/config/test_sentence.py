@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpukeeper.config.load import load_file, load_text
-from gpukeeper.config.sentence import sentence
+from gpukeeper.config.show import sentence
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "policies").glob("*.yaml"))
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from gpukeeper.__main__ import app
 from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, load_file
-from gpukeeper.clients.kubernetes.discovery import NODES
+from gpukeeper.clients.kubernetes.api import NODES
 from gpukeeper.model.gpu import Grade
 from gpukeeper.wiring import kubernetes as kubernetes_module
 from tests.unit.acceptance.launchers.test_marks import Nodes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpukeeper.interfaces.terminal.backtest_page import COLUMNS, highest
-from tests.unit.lifecycle.backtest.traces import GAP, MINUTE, T0, run
+from gpukeeper.interfaces.terminal.backtest import COLUMNS, highest
+from tests.unit.backtest.traces import GAP, MINUTE, T0, run
 
 
 def test_a_bar_is_the_highest_use_of_its_time_and_a_gap_without_use_is_not_zero() -> None:

@@ -18,10 +18,10 @@ from gpukeeper.clients.ray import Pauses, RayJob, RayNode
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.rollout import ray as client
+from gpukeeper.rollout import ray_pass_program
 from gpukeeper.rollout.execute import Outcome
-from gpukeeper.rollout.programs import ray_pass
-from gpukeeper.rollout.programs.ray_pass import Driver, one_pass
 from gpukeeper.rollout.ray import RayPasses, RayPassSettings
+from gpukeeper.rollout.ray_pass_program import Driver, one_pass
 from tests.patience import PATIENCE
 
 DONE = {"code": 0, "mode": "enforce", "places": [], "said": ""}
@@ -39,7 +39,7 @@ class FakeRay:
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {"NodeID": one, "Alive": True, "Resources": {ray_pass.HEAD: 1.0} if one == self._head else {}}
+            {"NodeID": one, "Alive": True, "Resources": {ray_pass_program.HEAD: 1.0} if one == self._head else {}}
             for one in self._nodes
         ]
 
@@ -83,7 +83,7 @@ class TriedDriver(Driver):
 def visits(seconds_ago: float, applied_ago: float | None) -> dict[str, Any]:
     now = time.time()
     visit = {"at": now - seconds_ago, "applied": None if applied_ago is None else now - applied_ago}
-    return {ray_pass.VISITS + "a": json.dumps(visit).encode()}
+    return {ray_pass_program.VISITS + "a": json.dumps(visit).encode()}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_node_is_visited_once_in_an_idle_period(
 
 def test_a_record_of_a_visit_that_is_damaged_is_none() -> None:
     ray = FakeRay(["a"])
-    TriedDriver(ray, {"a": 300.0}, {ray_pass.VISITS + "a": b"damaged"}, nodes=["a"]).drive()
+    TriedDriver(ray, {"a": 300.0}, {ray_pass_program.VISITS + "a": b"damaged"}, nodes=["a"]).drive()
     assert ray.visited == ["a"]
 
 
@@ -138,7 +138,7 @@ def test_a_task_that_dies_hides_no_other_and_is_no_visit() -> None:
     assert "the worker died" in replies["a"]["problem"]
     assert replies["b"] == DONE
     assert replies["gone"] is None
-    assert set(known) == {ray_pass.VISITS + "b"}
+    assert set(known) == {ray_pass_program.VISITS + "b"}
     assert driver.told[-1] == {"end": True}
 
 
@@ -195,7 +195,7 @@ class FakeApi:
 
     async def log(self, name: str) -> str:
         told = self._lines(self.submitted[name][client.TOKEN], ["id-idle"])
-        return "words of Ray\n" + "".join(f"{ray_pass.MARK}{json.dumps(one)}\n" for one in told)
+        return "words of Ray\n" + "".join(f"{ray_pass_program.MARK}{json.dumps(one)}\n" for one in told)
 
     async def parts(self, name: str, job_id: str) -> tuple[str, ...]:
         return ()

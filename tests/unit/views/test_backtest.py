@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpukeeper.ledger.meta import BacktestRecord
-from gpukeeper.lifecycle.backtest.outcome import Afterwards, JudgedRun, JudgedStop, Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay_outcome import Afterwards, JudgedRun, JudgedStop, Judging
 from gpukeeper.model.decision import Action
 from gpukeeper.model.policy import ClassSettings, Mode, Policy
 from gpukeeper.views.advice import Advice, Request, advise

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpukeeper.ledger.meta import BacktestPoint, BacktestRecord
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay_outcome import Judging
 from gpukeeper.views.backtest import LimitRow, limit_rows, points_of, report
 from tests.unit.views.test_backtest import FACTS, some
 

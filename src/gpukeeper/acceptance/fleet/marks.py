@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.recording import line_of
+from gpukeeper.acceptance.record import Report, line_of
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.gpu import Grade

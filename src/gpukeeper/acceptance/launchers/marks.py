@@ -30,8 +30,7 @@ from gpukeeper.acceptance.fleet.marks import (
     done,
 )
 from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES
-from gpukeeper.clients.kubernetes.api import Api
-from gpukeeper.clients.kubernetes.discovery import NODES
+from gpukeeper.clients.kubernetes.api import NODES, Api
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Node, condition, count
 from gpukeeper.model.errors import PlatformError, UsageError

@@ -27,14 +27,14 @@ from gpukeeper.acceptance.fleet.preflight.facts import (
     whole,
 )
 from gpukeeper.acceptance.fleet.preflight.kubernetes import needed
-from gpukeeper.clients.kubernetes.api import Api
-from gpukeeper.clients.kubernetes.discovery import (
+from gpukeeper.clients.kubernetes.api import (
     ACCESS_REVIEWS,
     DAEMON_SETS,
     NAMESPACES,
     NODES,
     PODS,
     QUOTAS,
+    Api,
     Resource,
 )
 from gpukeeper.clients.kubernetes.exchange import ApiError

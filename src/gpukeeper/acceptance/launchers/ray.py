@@ -1,5 +1,5 @@
 """Runs on the nodes of a Ray cluster: one job of its Jobs API, whose driver starts the node programs and keeps what
-they write in its log (programs/ray_driver.py). Ray is not needed here.
+they write in its log (ray_driver_program.py). Ray is not needed here.
 
 The job has the description of the run in its metadata, so that any machine finds it. Records of the log carry the token
 of the job; everything else in it, such as Ray's own messages, is skipped.
@@ -27,9 +27,8 @@ from gpukeeper.acceptance.fleet.launcher import (
     environment,
     group_environment,
 )
-from gpukeeper.acceptance.launchers.programs import host as host_program
-from gpukeeper.acceptance.launchers.programs import ray_driver
-from gpukeeper.acceptance.launchers.programs.ray_driver import MARK
+from gpukeeper.acceptance.launchers import host_program, ray_driver_program
+from gpukeeper.acceptance.launchers.ray_driver_program import MARK
 from gpukeeper.acceptance.launchers.ssh import HostState, moment_of, status_of
 from gpukeeper.clients.ray import (
     METADATA_MAX,
@@ -160,7 +159,7 @@ class RayLauncher:
     def __init__(self, api: RayJobsApi, settings: RaySettings) -> None:
         check_python(settings.python)
         self._api, self._settings = api, settings
-        self._driver = Path(ray_driver.__file__).read_bytes()
+        self._driver = Path(ray_driver_program.__file__).read_bytes()
         self._logs: dict[str, tuple[float, JobLog]] = {}
 
     async def targets(self, spec: RunSpec) -> tuple[Target, ...]:

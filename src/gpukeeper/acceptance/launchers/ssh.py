@@ -1,4 +1,4 @@
-"""Runs over a list of hosts, through OpenSSH. What runs there, and its deadline, is up to programs/host.py.
+"""Runs over a list of hosts, through OpenSSH. What runs there, and its deadline, is up to host_program.py.
 
 A host that does not reply is GONE with ssh's own words; the others are reported as usual. One that did not reply before
 the start is left out. Checks before a run: what each host has, and whether all reach the first one; they leave nothing.
@@ -28,8 +28,7 @@ from gpukeeper.acceptance.fleet.launcher import (
     environment,
     group_environment,
 )
-from gpukeeper.acceptance.launchers.programs import host as host_program
-from gpukeeper.acceptance.launchers.programs import host_checks
+from gpukeeper.acceptance.launchers import host_checks_program, host_program
 from gpukeeper.clients import ssh
 from gpukeeper.clients.ssh import Host, HostError, Program, Settings, selected_hosts
 from gpukeeper.model import reading
@@ -116,7 +115,7 @@ async def _asked(client: SshClient, host: Host, **what: object) -> str:
 
 
 def checks_source() -> str:
-    return Path(host_checks.__file__).read_text(encoding="utf-8")
+    return Path(host_checks_program.__file__).read_text(encoding="utf-8")
 
 
 LOG_MAX = 64 * 1024 * 1024  # bytes; a program that writes more is ended

@@ -15,8 +15,7 @@ import msgspec
 from gpukeeper.acceptance.fleet.preflight.facts import GPU, ClusterRequest, Finding, named, passed, warning
 from gpukeeper.acceptance.fleet.preflight.kubernetes import IMAGE_REASONS, TrialFacts
 from gpukeeper.acceptance.launchers.preflight import ENDED
-from gpukeeper.clients.kubernetes.api import Api
-from gpukeeper.clients.kubernetes.discovery import EVENTS, PODS
+from gpukeeper.clients.kubernetes.api import EVENTS, PODS, Api
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Event, Pod, condition
 from gpukeeper.model.errors import PlatformError

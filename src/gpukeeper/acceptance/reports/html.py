@@ -28,7 +28,7 @@ from gpukeeper.acceptance.reports.wording import (
     serial_of,
     worst_first,
 )
-from gpukeeper.markup.elements import Child, Markup, document, element, facts, join, section, table
+from gpukeeper.markup import Child, Markup, document, element, facts, join, section, table
 from gpukeeper.model.gpu import Fact, Gpu, Grade, rank, worst
 from gpukeeper.model.unknown import Unknown
 from gpukeeper.model.words import in_words

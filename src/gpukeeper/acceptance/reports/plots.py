@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+from gpukeeper import markup
 from gpukeeper.acceptance.record import Finding, Report
 from gpukeeper.acceptance.reports.formats import floats, mappings, probe_records
 from gpukeeper.acceptance.reports.wording import (
@@ -24,8 +25,7 @@ from gpukeeper.acceptance.reports.wording import (
     unit_words,
     value_of,
 )
-from gpukeeper.markup import svg
-from gpukeeper.markup.elements import Markup, element
+from gpukeeper.markup import Markup, element
 from gpukeeper.model.gpu import Grade, Reading
 
 SYMBOLS: Mapping[Grade, str] = {
@@ -79,7 +79,7 @@ def strips(title: str, unit: str, rows: Sequence[PlotRow], marks: Mapping[str, f
     top = 6 + _LANE * len(shown)
     bottom = top + _ROW * len(rows)
     summary = "; ".join(f"{row.label} {figure(row.value, unit)} {row.verdict}" for row in rows)
-    return svg.frame(
+    return markup.frame(
         f"{title}, {unit}" if unit else title,
         f"{summary}. {', '.join(f'{name} {figure(value, unit)}' for name, value in shown.items())}",
         WIDTH,
@@ -100,14 +100,14 @@ def matrix(
     scale = Scale(min(min(known, default=0.0), 0.8 * highest), highest, 0.08, 0.6)
     side = min(52.0, (WIDTH - _LEFT) / max(1, len(across)))
     height = 24 + min(side, 26.0) * len(down)
-    parts = [svg.label(name, _LEFT + side * (x + 0.5), 14, "middle") for x, name in enumerate(across)]
+    parts = [markup.label(name, _LEFT + side * (x + 0.5), 14, "middle") for x, name in enumerate(across)]
     for y, name in enumerate(down):
         middle = 24 + min(side, 26.0) * (y + 0.5)
-        parts.append(svg.label(name, _LEFT - 8, middle + 4, "end"))
+        parts.append(markup.label(name, _LEFT - 8, middle + 4, "end"))
         for x in range(len(across)):
             parts += _square(values.get((y, x)), scale, _LEFT + side * x, middle, side, unit)
     summary = f"from {figure(min(known, default=0.0), unit)} to {figure(max(known, default=0.0), unit)}"
-    return svg.frame(title, summary, WIDTH, height + 4, *parts)
+    return markup.frame(title, summary, WIDTH, height + 4, *parts)
 
 
 def steps(title: str, spans: Mapping[str, Sequence[float]], unit: str) -> Markup:
@@ -119,13 +119,13 @@ def steps(title: str, spans: Mapping[str, Sequence[float]], unit: str) -> Markup
     wide = (WIDTH - _LEFT) / max(1, columns)
     parts = []
     for y, (name, line) in enumerate(lines.items()):
-        parts.append(svg.label(name, _LEFT - 8, 8 + 16 * y + 11, "end"))
+        parts.append(markup.label(name, _LEFT - 8, 8 + 16 * y + 11, "end"))
         for x, value in enumerate(line):
             late = max(0.0, min(1.0, (value / middle[x] - 1) / 0.2)) if middle[x] else 0.0
             cell = {"x": _LEFT + wide * x, "y": 8 + 16.0 * y, "width": wide + 0.3, "height": 14}
             parts.append(element("rect", class_="heat", fill_opacity=f"{0.08 + 0.9 * late:.2f}", **cell))
     summary = "; ".join(f"{name} {figure(median(spans[name]), unit)}" for name in lines)
-    return svg.frame(title, f"median step: {summary}", WIDTH, 8 + 16.0 * len(lines) + 4, *parts)
+    return markup.frame(title, f"median step: {summary}", WIDTH, 8 + 16.0 * len(lines) + 4, *parts)
 
 
 def curves(title: str, unit: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Markup:
@@ -141,9 +141,9 @@ def curves(title: str, unit: str, series: Mapping[str, Sequence[tuple[float, flo
         parts += [element("circle", cx=across.at(x), cy=up.at(y), r=2.2, class_="dot") for x, y in line]
         last = _apart(up.at(max(line)[1]), taken)
         taken.append(last)
-        parts.append(svg.label(name, _RIGHT + 8, last + 4, "start"))
+        parts.append(markup.label(name, _RIGHT + 8, last + 4, "start"))
     summary = "; ".join(f"{name} up to {figure(max(y for _, y in line), unit)}" for name, line in series.items())
-    return svg.frame(f"{title}, {unit}", summary, WIDTH, 216, *parts)
+    return markup.frame(f"{title}, {unit}", summary, WIDTH, 216, *parts)
 
 
 def timeline(title: str, readings: Sequence[Reading]) -> Markup:
@@ -156,7 +156,7 @@ def timeline(title: str, readings: Sequence[Reading]) -> Markup:
         ("temperature", "°C", [(one.at, one.temperature_c) for one in ordered]),
     ]
     parts = [
-        svg.hatching("hatch", 6, "stripe"),
+        markup.hatching("hatch", 6, "stripe"),
         *_bands(ordered, across),
         *_held_back(ordered, across, 24, 24 + 62 * len(lanes)),
     ]
@@ -164,9 +164,9 @@ def timeline(title: str, readings: Sequence[Reading]) -> Markup:
         parts += _lane(name, unit, [(x, y) for x, y in points if y is not None], across, 28 + 62.0 * place)
     seconds = "".join(f"; {name} for {span:.0f} s" for name, span in held_back(ordered).items())
     bottom = 24 + 62.0 * len(lanes)
-    parts += [svg.label(f"{x:g} s", across.at(x), bottom + 14, "middle") for x in _nice(across.low, across.high, 10)]
+    parts += [markup.label(f"{x:g} s", across.at(x), bottom + 14, "middle") for x in _nice(across.low, across.high, 10)]
     summary = f"{len(ordered)} readings over {across.high - across.low:.0f} s{seconds}"
-    return svg.frame(title, summary, WIDE, bottom + 20, *parts)
+    return markup.frame(title, summary, WIDE, bottom + 20, *parts)
 
 
 def held_back(readings: Sequence[Reading]) -> dict[str, float]:
@@ -194,37 +194,41 @@ def _marks(marks: Mapping[str, float], scale: Scale, top: float, bottom: float) 
     for lane, (name, value) in enumerate(marks.items()):
         x, y = scale.at(value), 12 + _LANE * lane
         before = x > (_LEFT + _RIGHT) / 2
-        yield svg.line(x, y - 9, x, bottom, f"mark {name.split()[0]}")
-        yield svg.label(f"{name} {figure(value)}", x - 5 if before else x + 5, y, "end" if before else "start", "small")
+        yield markup.line(x, y - 9, x, bottom, f"mark {name.split()[0]}")
+        yield markup.label(
+            f"{name} {figure(value)}", x - 5 if before else x + 5, y, "end" if before else "start", "small"
+        )
     yield element("rect", x=_LEFT, y=top, width=_RIGHT - _LEFT, height=bottom - top, class_="frame")
 
 
 def _strip(row: PlotRow, scale: Scale, y: float) -> Iterable[Markup]:
-    yield svg.line(_LEFT, y, _RIGHT, y, "grid")
-    yield svg.label(row.label, _LEFT - 8, y + 4, "end")
+    yield markup.line(_LEFT, y, _RIGHT, y, "grid")
+    yield markup.label(row.label, _LEFT - 8, y + 4, "end")
     for sample in row.samples:
         yield element("circle", cx=scale.at(sample), cy=y, r=2.6, class_=f"sample {row.verdict}")
     x = scale.at(row.value)
     yield element("rect", x=x - 1.5, y=y - 7, width=3, height=14, rx=1.5, class_=f"value {row.verdict}")
-    yield svg.label(f"{SYMBOLS[row.verdict]} {figure(row.value)}", _RIGHT + 10, y + 4, "start", f"figure {row.verdict}")
+    yield markup.label(
+        f"{SYMBOLS[row.verdict]} {figure(row.value)}", _RIGHT + 10, y + 4, "start", f"figure {row.verdict}"
+    )
 
 
 def _axis(scale: Scale, bottom: float) -> Iterable[Markup]:
     for value in _nice(scale.low, scale.high, 5):
-        yield svg.label(figure(value), scale.at(value), bottom + 15, "middle", "small")
+        yield markup.label(figure(value), scale.at(value), bottom + 15, "middle", "small")
 
 
 def _grid(up: Scale, unit: str) -> Iterable[Markup]:
     for value in _nice(up.low, up.high, 4):
-        yield svg.line(_LEFT, up.at(value), _RIGHT, up.at(value), "grid")
-        yield svg.label(f"{figure(value)} {unit}", _LEFT - 8, up.at(value) + 4, "end", "small")
+        yield markup.line(_LEFT, up.at(value), _RIGHT, up.at(value), "grid")
+        yield markup.label(f"{figure(value)} {unit}", _LEFT - 8, up.at(value) + 4, "end", "small")
 
 
 def _sizes(across: Scale) -> Iterable[Markup]:
     low, high = math.ceil(math.log2(across.low)), math.floor(math.log2(across.high))
     for power in range(low, high + 1, max(1, (high - low) // 5)):
         value, unit = _binary(power)
-        yield svg.label(f"{value} {unit}", across.at(2.0**power), 208, "middle", "small")
+        yield markup.label(f"{value} {unit}", across.at(2.0**power), 208, "middle", "small")
 
 
 def _binary(power: int) -> tuple[int, str]:
@@ -245,7 +249,7 @@ def _square(value: float | None, scale: Scale, x: float, middle: float, side: fl
         return (element("rect", class_="frame", **place),)
     tooltip = element("title", figure(value, unit))
     cell = element("rect", tooltip, class_="cell", fill_opacity=f"{scale.at(value):.2f}", **place)
-    words = (svg.label(figure(value), x + side / 2, middle + 4, "middle", "small inside"),) if side >= 34 else ()
+    words = (markup.label(figure(value), x + side / 2, middle + 4, "middle", "small inside"),) if side >= 34 else ()
     return (cell, *words)
 
 
@@ -264,9 +268,9 @@ def _bands(readings: Sequence[Reading], across: Scale) -> Iterable[Markup]:
         left, right = across.at(readings[start].at), across.at(until)
         name = readings[start].check
         if name:
-            yield svg.line(left, 20, left, 24 + 186, "grid")
+            yield markup.line(left, 20, left, 24 + 186, "grid")
             if right - left > 6.2 * len(name):
-                yield svg.label(name, (left + right) / 2, 14, "middle", "small")
+                yield markup.label(name, (left + right) / 2, 14, "middle", "small")
         start = place
 
 
@@ -286,14 +290,14 @@ def _held_back(readings: Sequence[Reading], across: Scale, top: float, bottom: f
 
 def _lane(name: str, unit: str, points: Sequence[tuple[float, float]], across: Scale, top: float) -> Iterable[Markup]:
     yield element("rect", x=_LEFT, y=top, width=across.right - _LEFT, height=52, class_="frame")
-    yield svg.label(name, _LEFT - 8, top + 14, "end")
+    yield markup.label(name, _LEFT - 8, top + 14, "end")
     if not points:
-        yield svg.label("not measured", _LEFT + 8, top + 30, "start", "small")
+        yield markup.label("not measured", _LEFT + 8, top + 30, "start", "small")
         return
     highest, lowest = max(y for _, y in points), min(y for _, y in points)
     up = Scale(lowest, highest if highest > lowest else lowest + 1, top + 48, top + 4)
-    yield svg.label(f"{figure(lowest)} to", _LEFT - 8, top + 31, "end", "small")
-    yield svg.label(f"{figure(highest)} {unit}", _LEFT - 8, top + 45, "end", "small")
+    yield markup.label(f"{figure(lowest)} to", _LEFT - 8, top + 31, "end", "small")
+    yield markup.label(f"{figure(highest)} {unit}", _LEFT - 8, top + 45, "end", "small")
     path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in _thinned(points))
     yield element("polyline", points=path, class_="curve")
 

@@ -35,8 +35,7 @@ from gpukeeper.acceptance.group.members import Membership, read_fabric, read_mem
 from gpukeeper.acceptance.group.session import merged, take_part
 from gpukeeper.acceptance.judging import reference, verdicts
 from gpukeeper.acceptance.judging.reference import ReferenceRow
-from gpukeeper.acceptance.record import Report, Thresholds
-from gpukeeper.acceptance.recording import history_of, line_of, ref_of
+from gpukeeper.acceptance.record import Report, Thresholds, history_of, line_of, ref_of
 from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.formats import encodable, report_json
 from gpukeeper.acceptance.reports.store import ReportFolder, folder_name, read, refuse_summary
@@ -47,9 +46,14 @@ from gpukeeper.config.load import load_policy
 from gpukeeper.config.own_reference import read_rows
 from gpukeeper.interfaces.cli.accept_settings import RunOptions, read_variables, run_request
 from gpukeeper.interfaces.terminal import acceptance, show
-from gpukeeper.interfaces.terminal.acceptance import ATTEMPT_HEAD, ProgressPrinter, attempt_printer, attempt_row
+from gpukeeper.interfaces.terminal.acceptance import (
+    ATTEMPT_HEAD,
+    ProgressPrinter,
+    attempt_printer,
+    attempt_row,
+    until_stopped,
+)
 from gpukeeper.interfaces.terminal.messages import print_message
-from gpukeeper.interfaces.terminal.stopping import until_stopped
 from gpukeeper.ledger.files import ledger_path, reports_folder
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger
 from gpukeeper.model.errors import KeeperError, UsageError

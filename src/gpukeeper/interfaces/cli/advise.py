@@ -14,6 +14,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from gpukeeper.backtest.comparison import Where
+from gpukeeper.backtest.replays import Asked, advice_on
 from gpukeeper.config.load import Loaded, load_policy
 from gpukeeper.config.units import read_percent
 from gpukeeper.interfaces.cli.backtest import (
@@ -37,8 +39,6 @@ from gpukeeper.model.words import in_words, plain
 from gpukeeper.traces.open import open_trace
 from gpukeeper.views.advice import HOURS, RETURNS_MIN, TIE, Advice, ClassAdvice, Kind, Tried
 from gpukeeper.views.backtest import Tally
-from gpukeeper.wiring.backtests import Where
-from gpukeeper.wiring.replays import Asked, advice_on
 
 GROUP = "came-back"
 Scope = Mapping[str, PlaceScope]

@@ -12,28 +12,37 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gpukeeper.config.digest import deciding_digest
+from gpukeeper.backtest.comparison import Evaluation, Where, course_of
+from gpukeeper.backtest.replays import Compared, compare_together, scarce_times
 from gpukeeper.config.load import Loaded, load_policy
+from gpukeeper.config.sections import deciding_digest
 from gpukeeper.config.units import read_percent, read_span
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.backtest import SHOWN, Table, facts, stamp, stops, tables, worst_first
-from gpukeeper.interfaces.terminal.backtest_page import backtest_page, timeline_page
+from gpukeeper.interfaces.terminal.backtest import (
+    SHOWN,
+    Table,
+    backtest_page,
+    facts,
+    stamp,
+    stops,
+    tables,
+    timeline_page,
+    worst_first,
+)
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import span
 from gpukeeper.ledger.files import ledger_path
 from gpukeeper.ledger.journal import open_ledger
 from gpukeeper.ledger.meta import MOST_POINTS, record_backtest
-from gpukeeper.lifecycle.backtest.outcome import NOTHING_LIMITED, Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, NEVER, Variant, grid
+from gpukeeper.lifecycle.replay import GIVEN, NEVER, Variant, grid
+from gpukeeper.lifecycle.replay_outcome import NOTHING_LIMITED, Judging
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Verdict
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.series import Trace, TraceTime
 from gpukeeper.traces.open import SYNTHETIC, open_trace
 from gpukeeper.views.backtest import BacktestReport, BreakerRow, LimitFacts, TraceFacts, record_of, report
-from gpukeeper.wiring.backtests import Evaluation, Where, course_of
-from gpukeeper.wiring.replays import Compared, compare_together, scarce_times
 
 WINDOWS = tuple(
     timedelta(minutes=one)

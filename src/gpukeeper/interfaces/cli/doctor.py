@@ -22,7 +22,7 @@ import typer
 from gpukeeper.clients import docker
 from gpukeeper.clients.kubernetes import connect as kubernetes
 from gpukeeper.config.load import load_policy
-from gpukeeper.config.sentence import sentence
+from gpukeeper.config.show import sentence
 from gpukeeper.devices.driver.client import gpu_note, inventory
 from gpukeeper.engine.loop import TOO_SLOW
 from gpukeeper.interfaces.cli.policy import not_backtested

@@ -36,9 +36,9 @@ from gpukeeper.config.load import load_policy
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import options as o
 from gpukeeper.interfaces.terminal import show as shown
+from gpukeeper.interfaces.terminal.acceptance import until_stopped
 from gpukeeper.interfaces.terminal.messages import print_message
 from gpukeeper.interfaces.terminal.session import opened_for_reading
-from gpukeeper.interfaces.terminal.stopping import until_stopped
 from gpukeeper.ledger.archive import read_archive
 from gpukeeper.ledger.files import archive_folder, ledger_path, reports_folder
 from gpukeeper.ledger.journal import SqliteLedger, open_ledger

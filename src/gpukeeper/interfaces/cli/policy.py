@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpukeeper.config.digest import deciding_digest
-from gpukeeper.config.sentence import sentence as in_words
 from gpukeeper.interfaces.cli.main import Entry, group_of
 from gpukeeper.interfaces.terminal import completion
 from gpukeeper.interfaces.terminal import show as shown
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
 
 def not_backtested(policy: Policy) -> list[str]:
     """One warning, or none. A ledger that cannot be read is reported by the commands that need it."""
+    from gpukeeper.config.sections import deciding_digest
+
     try:
         with opened_for_reading() as ledger:
             record = asyncio.run(backtest_record(ledger, deciding_digest(policy)))
@@ -85,7 +85,7 @@ def check(
         _print_json("policy-check", {"valid": True, "problems": [], **_head(loaded), "warnings": warnings})
         return
     typer.echo(f"{loaded.source} is valid (digest {loaded.policy.digest}).")
-    typer.echo(in_words(loaded.policy))
+    typer.echo(_in_words(loaded))
 
 
 @app.command()
@@ -127,7 +127,7 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a policy file, for editors."""
-    from gpukeeper.config.schema import json_schema
+    from gpukeeper.config.sections import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
@@ -140,7 +140,7 @@ def sentence(policy: PolicyOption = None, as_json: Json = False) -> None:
     if as_json:
         _print_json("policy-sentence", _head(loaded))
         return
-    typer.echo(in_words(loaded.policy))
+    typer.echo(_in_words(loaded))
 
 
 def _load(policy: Path | None) -> Loaded:
@@ -173,11 +173,17 @@ def _print_rows(rows: Sequence[Row]) -> None:
     shown.table([(row.setting, row.text, row.origin) for row in rows], head=("setting", "value", "origin"))
 
 
+def _in_words(loaded: Loaded) -> str:
+    from gpukeeper.config.show import sentence
+
+    return sentence(loaded.policy)
+
+
 def _head(loaded: Loaded) -> dict[str, Any]:
     return {
         "source": loaded.source,
         "digest": loaded.policy.digest,
-        "sentence": in_words(loaded.policy),
+        "sentence": _in_words(loaded),
         "warnings": _warnings(loaded),
     }
 

@@ -19,14 +19,15 @@ from gpukeeper.interfaces.terminal.usage import (
     csv_text,
     failed_line,
     headline,
+    markdown_text,
     money_line,
     read_report,
     regret_line,
     tables,
     total_rows,
+    usage_page,
     zone_named,
 )
-from gpukeeper.interfaces.terminal.usage_page import markdown_text, page
 from gpukeeper.ledger.files import usage_path
 from gpukeeper.ledger.usage import open_usage
 from gpukeeper.model import reading
@@ -74,7 +75,7 @@ def report(
     if markdown and (json or by is not None):
         raise UsageError("--markdown cannot be combined with --json and --by")
     found = _read(_query(month, since, until, zone, owner), policy)
-    for path, text in ((csv, csv_text), (html, page)):
+    for path, text in ((csv, csv_text), (html, usage_page)):
         if path is not None:
             _write(path, text(found))
     if json:

@@ -16,9 +16,8 @@ import msgspec
 
 from gpukeeper import __version__
 from gpukeeper.blocking import in_thread, real_seconds
-from gpukeeper.config.digest import deciding_digest
-from gpukeeper.config.sentence import sentence
-from gpukeeper.config.show import rows
+from gpukeeper.config.sections import deciding_digest
+from gpukeeper.config.show import rows, sentence
 from gpukeeper.engine.keeper import Keeper
 from gpukeeper.engine.live import STEP, STEPS
 from gpukeeper.engine.loop import in_slices

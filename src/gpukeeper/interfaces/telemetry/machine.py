@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import msgspec
 from prometheus_client.core import GaugeMetricFamily
 
-from gpukeeper.acceptance.recording import ref_of
+from gpukeeper.acceptance.record import ref_of
 from gpukeeper.blocking import in_thread
 from gpukeeper.disk.mounts import Usage, usage
 from gpukeeper.engine.live import LiveState

@@ -1,11 +1,13 @@
 """An acceptance run on a terminal: its progress, or that of a run over many nodes, and its report: the GPUs, what
-was not tested, the verdict and what to do next.
+was not tested, the verdict and what to do next. Ctrl-C and SIGTERM meanwhile: the first one asks it to end, a second
+one ends it at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +35,7 @@ from gpukeeper.acceptance.reports.wording import gpu_words
 from gpukeeper.acceptance.run import CheckRepeated, CheckStarted, ProbeStarted, Step
 from gpukeeper.acceptance.self_test import Attempt
 from gpukeeper.interfaces.terminal import show
-from gpukeeper.interfaces.terminal.messages import overwrites, width_of, wrapped
+from gpukeeper.interfaces.terminal.messages import overwrites, print_message, width_of, wrapped
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.words import in_words, plain
 from gpukeeper.views.acceptance import (
@@ -289,3 +291,24 @@ def print_run(report: RunReport) -> None:
         typer.echo(plain(words))
     typer.echo("")
     typer.echo(plain(f"{report.verdict}  {report.fleet.reason}"))
+
+
+@contextmanager
+def until_stopped(stop: asyncio.Event, words: str) -> Iterator[None]:
+    """Inside a running event loop. `words`: printed at the first one."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def ask() -> None:
+        stop.set()
+        print_message(words)
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, ask)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

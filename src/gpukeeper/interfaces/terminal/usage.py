@@ -1,13 +1,14 @@
 """A report of usage and savings: read from the files of a ledger, for the command and for the daemon that answers
-it; its tables, as rows of words and as CSV, for terminal and pages; and its pictures as inline SVG. Each table fits
-into 60 columns as long as names are short. Every picture has a title and a description in words; each state has a
-pattern or a number, not only a colour.
+it; its tables, as rows of words, as CSV and as Markdown; its pictures as inline SVG; and the whole as one HTML file,
+into which nothing is loaded from elsewhere. Each table fits into 60 columns as long as names are short. Every picture
+has a title and a description in words; each state has a pattern or a number, not only a colour.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +16,13 @@ from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from gpukeeper import markup
 from gpukeeper.engine.schedule import LocalZone
 from gpukeeper.ledger.archive import covered_from, outcome_lines
-from gpukeeper.markup import svg
-from gpukeeper.markup.elements import Markup, element
+from gpukeeper.markup import Child, Markup, document, element, facts, section, table
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Prices
-from gpukeeper.model.words import size_in_words
+from gpukeeper.model.words import in_words, plain, size_in_words
 from gpukeeper.views.usage import GpuHours, HeatRow, UsageRow, UsageSums
 from gpukeeper.views.usage_report import (
     SOON,
@@ -322,7 +323,7 @@ def bars(days: Sequence[UsageRow]) -> Markup:
     """A bar for each day, split by state."""
     highest = max((row.hours.all for row in days), default=0.0) or 1.0
     bottom, wide = TOP + HEIGHT, (WIDTH - LEFT - 10) / max(len(days), 1)
-    parts = [svg.hatching(*UNMEASURED), *_axis(highest, bottom)]
+    parts = [markup.hatching(*UNMEASURED), *_axis(highest, bottom)]
     every = max(1, round(52 / wide + 0.5))
     for number, row in enumerate(days):
         left, at = LEFT + wide * number, bottom
@@ -335,21 +336,21 @@ def bars(days: Sequence[UsageRow]) -> Markup:
                 box = {"x": left + wide * 0.1, "y": at, "width": max(wide * 0.8, 1.0), "height": size}
                 parts.append(element("rect", title, class_=name, **box))
         if number % every == 0:
-            parts.append(svg.label(row.name[5:], left + wide / 2, bottom + 16, "middle", "small"))
+            parts.append(markup.label(row.name[5:], left + wide / 2, bottom + 16, "middle", "small"))
     words = "; ".join(f"{row.name} {_in_words(row.hours)}" for row in days)
-    return svg.frame("GPU-hours by day", words or "no data", WIDTH, bottom + 24, *parts)
+    return markup.frame("GPU-hours by day", words or "no data", WIDTH, bottom + 24, *parts)
 
 
 def heat(rows: Sequence[HeatRow], state: str, title: str) -> Markup:
     """The share of the measured time in that state, in percent, by day of the week and hour of the day."""
     highest = max((share for row in rows for one in row.hours if (share := _share(one, state)) is not None), default=0)
-    parts = [svg.hatching(*UNMEASURED)]
-    parts += [svg.label(f"{hour:02}", LEFT + 20 + _CELL * (hour + 0.5), 14, "middle", "small") for hour in range(24)]
+    parts = [markup.hatching(*UNMEASURED)]
+    parts += [markup.label(f"{hour:02}", LEFT + 20 + _CELL * (hour + 0.5), 14, "middle", "small") for hour in range(24)]
     for y, row in enumerate(rows):
-        parts.append(svg.label(row.day[:3], LEFT + 10, 22 + _ROW * y + 17, "end", "small"))
+        parts.append(markup.label(row.day[:3], LEFT + 10, 22 + _ROW * y + 17, "end", "small"))
         for x, hours in enumerate(row.hours):
             parts += _heat_cell(hours, state, highest, LEFT + 20 + _CELL * x, 22 + _ROW * y, f"{row.day} {x:02}")
-    return svg.frame(title, _heat_words(rows, state), WIDTH, 22 + _ROW * len(rows) + 6, *parts)
+    return markup.frame(title, _heat_words(rows, state), WIDTH, 22 + _ROW * len(rows) + 6, *parts)
 
 
 def _heat_cell(hours: GpuHours, state: str, highest: float, x: float, y: float, when: str) -> Iterator[Markup]:
@@ -361,7 +362,7 @@ def _heat_cell(hours: GpuHours, state: str, highest: float, x: float, y: float, 
     full = share / highest if highest else 0.0
     title = element("title", f"{when}: {share:.0%} of {hours.all - hours.unknown:.1f} measured GPU-hours")
     yield element("rect", title, class_=state, fill_opacity=f"{0.05 + 0.5 * full:.2f}", **box)
-    yield svg.label(f"{share * 100:.0f}", x + _CELL / 2, y + 17, "middle", "small ink")
+    yield markup.label(f"{share * 100:.0f}", x + _CELL / 2, y + 17, "middle", "small ink")
 
 
 def _share(hours: GpuHours, state: str) -> float | None:
@@ -386,7 +387,127 @@ def _in_words(hours: GpuHours) -> str:
 def _axis(highest: float, bottom: float) -> Iterator[Markup]:
     for share in (0.0, 0.5, 1.0):
         y = bottom - HEIGHT * share
-        yield svg.line(LEFT, y, WIDTH - 10, y, "grid")
-        yield svg.label(
+        yield markup.line(LEFT, y, WIDTH - 10, y, "grid")
+        yield markup.label(
             f"{highest * share:.0f} h" if highest >= 10 else f"{highest * share:.1f} h", LEFT - 8, y + 4, "end", "small"
         )
+
+
+_MARKDOWN = re.compile(r"[\\`*_\[\]<>|#&!~]")
+TOTAL = ("state", "GPU-hours", "share")
+
+
+def markdown_text(report: UsageReport) -> str:
+    return "\n".join(_markdown_lines(report))
+
+
+def _markdown_lines(report: UsageReport) -> Iterator[str]:
+    yield f"# {_escaped(headline(report))} ({_escaped(report.zone)})"
+    for note in report.notes:
+        yield f"\n> {_escaped(note)}"
+    yield ""
+    sentences = (savings_line(report), regret_line(report), failed_line(report), money_line(report))
+    yield from (f"- {_escaped(one)}" for one in sentences if one is not None)
+    if report.unweighed > 0:
+        yield f"- {report.unweighed:,.1f} hours of slices of unknown size are in no sum."
+    yield from _markdown_table(Table("total", "Total", "in GPU-hours", TOTAL, tuple(total_rows(report.total))), words=1)
+    for one in tables(report):
+        yield from _markdown_table(one, words={"waste": 2, "failed": 3}.get(one.name, 1))
+
+
+def _markdown_table(table: Table, words: int) -> Iterator[str]:
+    """All but the first columns (`words` of them) are numbers."""
+    yield f"\n## {_escaped(table.title)} ({_escaped(table.about)})\n"
+    if not table.rows:
+        yield "none"
+        return
+    yield _markdown_row(table.head)
+    yield "|" + "|".join("---" if i < words else "---:" for i in range(len(table.head))) + "|"
+    yield from map(_markdown_row, table.rows)
+
+
+def _markdown_row(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(_escaped(cell.strip()) for cell in cells) + " |"
+
+
+def _escaped(words: str) -> str:
+    """Names of owners and classes come from elsewhere: none is markup, and none begins a new line."""
+    return _MARKDOWN.sub(lambda found: f"\\{found.group()}", " ".join(plain(words).split()))
+
+
+def usage_page(report: UsageReport) -> str:
+    return usage_document(headline(report), "", _sections(report))
+
+
+def usage_document(title: str, style: str, sections: Iterable[Markup]) -> str:
+    return document(title, element("main", *sections), style=CHART_STYLE + style)
+
+
+def _sections(report: UsageReport) -> Iterable[Markup]:
+    yield _header(report)
+    yield from (element("p", words, class_="note") for words in report.notes)
+    yield section("days", "GPU-hours by day", _figure(legend(), _wide(bars(report.days))))
+    if report.heat:
+        yield section(
+            "week",
+            "Hours of the week",
+            element(
+                "p", "Percent of the measured time, mean over the whole span. Hatched: not measured.", class_="muted"
+            ),
+            _figure(element("figcaption", "In use"), _wide(heat(report.heat, "active", "In use, by hour of the week"))),
+            _figure(
+                element("figcaption", "Held but idle"),
+                _wide(heat(report.heat, "idle", "Held but idle, by hour of the week")),
+            ),
+        )
+    for one in tables(report):
+        yield section(one.name, one.title, *_described(one))
+    yield section("regret", "Undone within a day", element("p", regret_line(report)), *_regrets(report))
+    yield element("footer", "gpukeeper report · times in ", report.zone)
+
+
+def _header(report: UsageReport) -> Markup:
+    hours, shown = report.total, dict[str, str]()
+    for name, words in STATES:
+        share = getattr(hours, name) / hours.all if hours.all else 0.0
+        shown[words] = f"{getattr(hours, name):,.1f} GPU-hours ({share:.0%})"
+    shown["given back"] = f"{report.savings.total.gpu_hours:,.1f} GPU-hours in {report.savings.total.steps} steps"
+    cost = money_line(report)
+    return element(
+        "header",
+        element("p", "GPU usage and savings", class_="eyebrow"),
+        element("h1", headline(report)),
+        facts(shown),
+        None if cost is None else element("p", cost),
+        class_="card",
+    )
+
+
+def _described(one: Table) -> list[Markup]:
+    if not one.rows:
+        return [element("p", "None.")]
+    return [text_table(one.head, one.rows, one.about[:1].upper() + one.about[1:])]
+
+
+def _regrets(report: UsageReport) -> list[Markup]:
+    rows = [(one.path, one.owner, one.rule, f"{one.how} after {in_words(one.after)}") for one in report.savings.regrets]
+    return [text_table(("workload", "owner", "rule", "what happened"), rows, "Steps that were undone")] if rows else []
+
+
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Markup:
+    """Of plain cells; columns that hold only numbers are aligned as such."""
+    lines = [[row[0], *(cell.strip() for cell in row[1:])] for row in rows]
+    numbers = [all(_is_number(row[i]) for row in lines) for i in range(len(head))]
+    return table([name.strip() for name in head], lines, caption, numbers=numbers)
+
+
+def _is_number(cell: str) -> bool:
+    return cell.strip()[:1].isdecimal() or cell.strip() in ("", "-")
+
+
+def _figure(*children: Child) -> Markup:
+    return element("figure", *children)
+
+
+def _wide(picture: Markup) -> Markup:
+    return element("div", picture, class_="wide", tabindex="0", role="region", aria_label="Picture, can be scrolled")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from gpukeeper import markup
 from gpukeeper.engine.live import STEPS
 from gpukeeper.lifecycle.explain import amount
-from gpukeeper.markup import svg
-from gpukeeper.markup.elements import Markup, element
+from gpukeeper.markup import Markup, element
 from gpukeeper.model.series import Signal
 from gpukeeper.model.words import in_words
 from gpukeeper.views.acceptance_history import Figure, FigurePoint
@@ -30,7 +30,7 @@ def sparkline(
     )
     known = [one for one in values if one is not None]
     title = f"use over time: mean {sum(known) / len(known):.0f} %, now {known[-1]:.0f} %"
-    return svg.small("spark", title, width, height, *svg.broken_line(points), stretched=True)
+    return markup.small("spark", title, width, height, *markup.broken_line(points), stretched=True)
 
 
 def stacked(parts: Sequence[tuple[str, float]], *, label: str) -> Markup:
@@ -42,7 +42,7 @@ def stacked(parts: Sequence[tuple[str, float]], *, label: str) -> Markup:
         if size:
             rects.append(element("rect", class_=f"s-{name}", x=f"{x:.3f}", y=0, width=f"{share:.3f}", height=10))
         x += share
-    return svg.small("stacked", label, 100, 10, *rects, stretched=True)
+    return markup.small("stacked", label, 100, 10, *rects, stretched=True)
 
 
 def figure_lines(found: Figure) -> Markup:
@@ -62,10 +62,10 @@ def figure_lines(found: Figure) -> Markup:
     parts = [_line("peers", [at(number, value) for number, value in peers])] if peers else []
     if floor is not None:
         y = at(0, floor)[1]
-        parts.append(svg.line(0, y, width, y, "floor", f"floor {floor:g}"))
+        parts.append(markup.line(0, y, width, y, "floor", f"floor {floor:g}"))
     parts.append(_line("own", [at(number, one.value) for number, one in enumerate(points)]))
     parts += [_dot(one, *at(number, one.value)) for number, one in enumerate(points)]
-    return svg.small("figure", figure_in_words(found), width, height, *parts)
+    return markup.small("figure", figure_in_words(found), width, height, *parts)
 
 
 def figure_in_words(found: Figure) -> str:
@@ -93,13 +93,13 @@ def timeline_chart(found: Timeline) -> Markup:
     x = _scale(found, width)
     gpus = [one for one in found.series if one.signal is Signal.GPU]
     parts = [
-        svg.line(0, height, width, height, "grid"),
+        markup.line(0, height, width, height, "grid"),
         *_window(found, x, width, height),
         *(_held(one, found, x) for one in found.marks if one.kind == "hold" and one.until is not None),
         *(line for one in gpus for line in _polylines(one, x, height, most=100.0)),
         *(_mark(one, x, height) for one in found.marks),
     ]
-    return svg.small("timeline", timeline_in_words(found), width, height, *parts, stretched=True)
+    return markup.small("timeline", timeline_in_words(found), width, height, *parts, stretched=True)
 
 
 def timeline_in_words(found: Timeline) -> str:
@@ -137,7 +137,7 @@ def signal_charts(found: Timeline) -> list[tuple[str, Markup]]:
             continue
         title = f"{_SIGNALS[one.signal]}: at most {amount(one.signal, max(known))}"
         parts = [*_window(found, x, width, height), *_polylines(one, x, height, most=max(known) or 1.0)]
-        made.append((title, svg.small("timeline small", title, width, height, *parts, stretched=True)))
+        made.append((title, markup.small("timeline small", title, width, height, *parts, stretched=True)))
     return made
 
 
@@ -167,11 +167,11 @@ def _held(hold: TimelineMark, found: Timeline, x: X) -> Markup:
 
 def _mark(mark: TimelineMark, x: X, height: int) -> Markup:
     at = x(mark.at)
-    return svg.line(at, 0, at, height, f"mark m-{mark.kind}", f"{mark.at:%Y-%m-%d %H:%M} UTC: {mark.words}")
+    return markup.line(at, 0, at, height, f"mark m-{mark.kind}", f"{mark.at:%Y-%m-%d %H:%M} UTC: {mark.words}")
 
 
 def _polylines(one: TimelineSeries, x: X, height: int, *, most: float) -> list[Markup]:
-    return svg.broken_line(
+    return markup.broken_line(
         None if value is None else (x(one.start + number * STEP), _height(value, most, height, height - 12))
         for number, value in enumerate(one.values)
     )

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from gpukeeper.clients.kubernetes.api import CACHE_TIME, ServedKinds
 from gpukeeper.clients.kubernetes.connect import Cluster
-from gpukeeper.clients.kubernetes.discovery import CACHE_TIME, ServedKinds
 from gpukeeper.clients.kubernetes.wire import Pod, Root, Wire
 from gpukeeper.model.errors import PlatformError
 from gpukeeper.model.ports import Clock

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from gpukeeper.clients.kubernetes.discovery import Resource
+from gpukeeper.clients.kubernetes.api import Resource
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Meta, Owner, PartialMetadata, Pod, Root
 from gpukeeper.model.errors import PlatformError

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gpukeeper.acceptance.fleet.launcher import RunSpec
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from gpukeeper.clients.kubernetes.discovery import JOBS, NODES, PODS, Resource
+from gpukeeper.clients.kubernetes.api import JOBS, NODES, PODS, Resource
 from tests.unit.clients.kubernetes.memory_api import MemoryApi
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from gpukeeper.acceptance.fleet.launcher import Launcher, Phase
 from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.launcher import read_log
-from gpukeeper.clients.kubernetes.discovery import JOBS, SERVICES, Resource
+from gpukeeper.clients.kubernetes.api import JOBS, SERVICES, Resource
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model.errors import PlatformError, UsageError
 from gpukeeper.model.unknown import Unknown

@@ -13,7 +13,7 @@ from gpukeeper.acceptance.fleet.launcher import Phase
 from gpukeeper.acceptance.launchers import story
 from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.launcher import KubernetesLauncher
-from gpukeeper.clients.kubernetes.discovery import JOB_SETS, JOBS, PODS, SERVICES, TRAIN_JOBS, Resource
+from gpukeeper.clients.kubernetes.api import JOB_SETS, JOBS, PODS, SERVICES, TRAIN_JOBS, Resource
 from gpukeeper.model.errors import PlatformError
 from tests.unit.acceptance.kubernetes.clusters import add_pod, cluster, ended, launcher, run, spec
 from tests.unit.clients.kubernetes.memory_api import MemoryApi

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase
-from gpukeeper.clients.kubernetes.discovery import DAEMON_SETS, EVENTS, JOBS, NODES
+from gpukeeper.clients.kubernetes.api import DAEMON_SETS, EVENTS, JOBS, NODES
 from tests.unit.acceptance.kubernetes.clusters import add_pod, cluster, ended, launcher, run, spec
 from tests.unit.clients.kubernetes.memory_api import MemoryApi
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.clients.kubernetes.discovery import PODS
+from gpukeeper.clients.kubernetes.api import PODS
 from gpukeeper.model.errors import UsageError
 from tests.unit.acceptance.kubernetes.clusters import add_node, cluster, launcher, run, spec
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpukeeper.acceptance.launchers.programs.ray_driver import MARK
+from gpukeeper.acceptance.launchers.ray_driver_program import MARK
 
 TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 

@@ -23,8 +23,7 @@ from gpukeeper.acceptance.fleet.marks import (
     plan_marks,
 )
 from gpukeeper.acceptance.launchers.marks import Applied, Marked, Replan, Turn, Work, marks_of, planned
-from gpukeeper.clients.kubernetes.api import Listing, Manifest, PatchType
-from gpukeeper.clients.kubernetes.discovery import NODES, Resource
+from gpukeeper.clients.kubernetes.api import NODES, Listing, Manifest, PatchType, Resource
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Node
 from gpukeeper.model.errors import PlatformError

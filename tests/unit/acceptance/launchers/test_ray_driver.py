@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.acceptance.launchers.programs import host, ray_driver
-from gpukeeper.acceptance.launchers.programs.ray_driver import MARK, Driver, NodeProgram, clean
+from gpukeeper.acceptance.launchers import host_program, ray_driver_program
+from gpukeeper.acceptance.launchers.ray_driver_program import MARK, Driver, NodeProgram, clean
 
 
 class ActorDiedError(Exception):
@@ -95,8 +95,8 @@ def read(body: bytes, state: dict[str, Any] | None = None) -> Any:
 
 @pytest.fixture
 def drive(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    monkeypatch.setattr(ray_driver, "POLL_S", 0.0)
-    monkeypatch.setattr(ray_driver, "TELL_S", 0.0)
+    monkeypatch.setattr(ray_driver_program, "POLL_S", 0.0)
+    monkeypatch.setattr(ray_driver_program, "TELL_S", 0.0)
     monkeypatch.setattr(Driver, "module", lambda self, name: FAKE_MODULES[name])
 
     def driven(ray: FakeRay, **changes: Any) -> list[Any]:
@@ -273,7 +273,7 @@ def test_the_node_part_starts_reads_and_removes_a_program(tmp_path: Path, monkey
     """The real host program; this process is its holder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    program = NodeProgram(Path(host.__file__).read_text())
+    program = NodeProgram(Path(host_program.__file__).read_text())
     name = {"run": "r1", "node": "n1"}
     script = "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ['GPUKEEPER_NODE'])"
     request = {
@@ -300,14 +300,14 @@ def test_the_node_part_starts_reads_and_removes_a_program(tmp_path: Path, monkey
 def test_the_plan_comes_with_the_metadata_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = {"nodes": [], "token": "t"}
     packed = base64.b64encode(zlib.compress(json.dumps(plan).encode())).decode()
-    job = {"metadata": {ray_driver.PLAN: packed}, "runtime_env": {}}
+    job = {"metadata": {ray_driver_program.PLAN: packed}, "runtime_env": {}}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
     seen: list[Any] = []
     fake = SimpleNamespace(init=lambda **what: seen.append(what))
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(ray_driver.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(ray_driver_program.signal, "signal", lambda *_: None)
     monkeypatch.setattr(Driver, "drive", lambda self: seen.append(self.plan))
-    ray_driver.main()
+    ray_driver_program.main()
     assert seen == [{"log_to_driver": False}, plan]
 
 

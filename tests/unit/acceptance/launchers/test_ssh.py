@@ -20,9 +20,7 @@ import pytest
 
 from gpukeeper.acceptance.fleet.collect import RunReport, exit_code
 from gpukeeper.acceptance.fleet.launcher import NodeStatus, Phase, RunSpec, RunSummary, Target
-from gpukeeper.acceptance.launchers import story
-from gpukeeper.acceptance.launchers.programs import host as host_program
-from gpukeeper.acceptance.launchers.programs import host_checks
+from gpukeeper.acceptance.launchers import host_checks_program, host_program, story
 from gpukeeper.acceptance.launchers.ssh import SshClient, SshLauncher, host_facts, unmet
 from gpukeeper.acceptance.launchers.story import RunArchive, stored_runs
 from gpukeeper.blocking import SystemClock
@@ -424,7 +422,7 @@ def test_another_program_at_the_port_is_not_taken_for_the_first_host() -> None:
         thread = threading.Thread(target=reply)
         thread.start()
         given = {"address": "127.0.0.1", "port": port, "token": "t", "within_s": 1.0}
-        found = host_checks.reach(given, Path("/nowhere"))
+        found = host_checks_program.reach(given, Path("/nowhere"))
         thread.join()
     assert "another program replies" in found["problem"]
 
@@ -435,7 +433,7 @@ def test_hosts_that_are_too_many_for_the_time_are_not_said_to_be_unreachable() -
     class Slow(SshClient):
         async def request(self, host: Host, reply: type[T], do: str, **what: Any) -> T:
             if what["check"] == "listen":
-                return msgspec.convert(host_checks.listen({**what, "within_s": 0.1}, Path("/nowhere")), reply)
+                return msgspec.convert(host_checks_program.listen({**what, "within_s": 0.1}, Path("/nowhere")), reply)
             await asyncio.sleep(60)
             raise AssertionError
 
@@ -493,7 +491,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         launcher.render(spec(selector="rack=1"), ())
 
 
-@pytest.mark.parametrize("program", [host_program, host_checks])
+@pytest.mark.parametrize("program", [host_program, host_checks_program])
 def test_the_program_is_sent_as_it_is_and_needs_only_an_old_python(program: ModuleType) -> None:
     source = Path(str(program.__file__)).read_text()
     tree = ast.parse(source, feature_version=(3, 8))

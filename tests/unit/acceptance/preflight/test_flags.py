@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpukeeper.acceptance.fleet.preflight.facts import Finding
-from gpukeeper.clients.kubernetes.discovery import NODES
+from gpukeeper.clients.kubernetes.api import NODES
 from gpukeeper.interfaces.cli.accept_preflight import PreflightOptions, _checked
 from gpukeeper.model.errors import UsageError
 from gpukeeper.wiring import preflight

@@ -10,7 +10,7 @@ import pytest
 from gpukeeper.acceptance.fleet.preflight.facts import ClusterFacts
 from gpukeeper.acceptance.fleet.preflight.kubernetes import judge
 from gpukeeper.acceptance.launchers.preflight import LIMIT_RANGES, SECRETS, gather_facts
-from gpukeeper.clients.kubernetes.discovery import (
+from gpukeeper.clients.kubernetes.api import (
     ACCESS_REVIEWS,
     DAEMON_SETS,
     NAMESPACES,

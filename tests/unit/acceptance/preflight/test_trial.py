@@ -17,7 +17,7 @@ from gpukeeper.acceptance.fleet.preflight.kubernetes import (
     network_advice,
 )
 from gpukeeper.acceptance.launchers.trial import SCRIPT, TrialRequest, leftovers, manifest, removed, tried
-from gpukeeper.clients.kubernetes.discovery import PODS
+from gpukeeper.clients.kubernetes.api import PODS
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model.gpu import Grade
 from gpukeeper.model.unknown import Unknown

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpukeeper.clients.kubernetes.api import Api, Listing, Manifest, PatchType
-from gpukeeper.clients.kubernetes.discovery import Resource
+from gpukeeper.clients.kubernetes.api import Api, Listing, Manifest, PatchType, Resource
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.model.unknown import Unknown
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.clients.kubernetes.api import Api
+from gpukeeper.clients.kubernetes.api import JOBS, NODES, PODS, Api
 from gpukeeper.clients.kubernetes.connect import Cluster
-from gpukeeper.clients.kubernetes.discovery import JOBS, NODES, PODS
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import Node, PartialObject
 from gpukeeper.model.errors import PlatformError

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpukeeper.clients.kubernetes.api import Api
-from gpukeeper.clients.kubernetes.discovery import JOBS, PODS
+from gpukeeper.clients.kubernetes.api import JOBS, PODS, Api
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from tests.unit.clients.kubernetes.memory_api import MemoryApi
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gpukeeper.config.digest import deciding_digest
+from gpukeeper.config.sections import deciding_digest
 from gpukeeper.ledger.meta import BacktestPoint, BacktestRecord, record_backtest
 from tests.unit.interfaces.web.sites import HOUR, Dashboard, dashboard
 from tests.unit.ledger.test_backtest_record import RECORD

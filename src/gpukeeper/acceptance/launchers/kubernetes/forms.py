@@ -17,7 +17,7 @@ from gpukeeper.acceptance.launchers.kubernetes.objects import (
     node_names,
     pod_template,
 )
-from gpukeeper.clients.kubernetes.discovery import (
+from gpukeeper.clients.kubernetes.api import (
     DAEMON_SETS,
     JOB_SETS,
     JOBS,

@@ -29,8 +29,7 @@ from gpukeeper.acceptance.launchers.kubernetes.status import (
     statuses,
     without_controller,
 )
-from gpukeeper.clients.kubernetes.api import Api
-from gpukeeper.clients.kubernetes.discovery import EVENTS, NODES, PODS, TRAINING_RUNTIMES, Resource
+from gpukeeper.clients.kubernetes.api import EVENTS, NODES, PODS, TRAINING_RUNTIMES, Api, Resource
 from gpukeeper.clients.kubernetes.exchange import ApiError
 from gpukeeper.clients.kubernetes.wire import DetailedPod, Event, Meta, Node, PartialObject, Pod
 from gpukeeper.model.errors import PlatformError, UsageError

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gpukeeper.acceptance.fleet.launcher import RunSpec, Target, command
-from gpukeeper.clients.kubernetes.discovery import SERVICES, Resource
+from gpukeeper.clients.kubernetes.api import SERVICES, Resource
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
 

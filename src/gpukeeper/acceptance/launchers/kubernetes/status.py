@@ -17,7 +17,7 @@ import msgspec
 from gpukeeper.acceptance.fleet.launcher import LOST, STAYING, NodeStatus, Phase, RunSpec, Target
 from gpukeeper.acceptance.launchers.kubernetes import forms, objects
 from gpukeeper.acceptance.launchers.kubernetes.objects import GPU_RESOURCES, KubernetesOptions
-from gpukeeper.clients.kubernetes.discovery import PODS, Resource
+from gpukeeper.clients.kubernetes.api import PODS, Resource
 from gpukeeper.clients.kubernetes.wire import (
     ContainerStatus,
     DetailedPod,

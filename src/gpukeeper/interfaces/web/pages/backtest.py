@@ -13,8 +13,8 @@ from gpukeeper.engine.requests import Request
 from gpukeeper.interfaces.terminal.backtest import point_key, tradeoff
 from gpukeeper.interfaces.web.app import Site, ask_for, machine_of
 from gpukeeper.interfaces.web.security import Visitor
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
-from gpukeeper.markup.elements import Markup
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.markup import Markup
 from gpukeeper.model.words import in_words
 from gpukeeper.views.backtest import BacktestOnRecord, LimitRow, limit_rows
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpukeeper.lifecycle.backtest.outcome import Afterwards, JudgedStop, Judging
-from tests.unit.lifecycle.backtest.traces import DAY, GAP, HOUR, JUDGING, MINUTE, T0, judged, run
+from gpukeeper.lifecycle.replay_outcome import Afterwards, JudgedStop, Judging
+from tests.unit.backtest.traces import DAY, GAP, HOUR, JUDGING, MINUTE, T0, judged, run
 
 STOP = T0 + 3 * HOUR + 5 * MINUTE
 BUSY = (2 * HOUR, 90.0)

@@ -1,4 +1,4 @@
-"""Checks on a host before a run, sent with a request (programs/host.py executes it). Writes nothing there.
+"""Checks on a host before a run, sent with a request (host_program.py executes it). Writes nothing there.
 
 Python 3.8, standard library, Linux; imports nothing of gpukeeper.
 """

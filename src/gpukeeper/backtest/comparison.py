@@ -24,11 +24,12 @@ from typing import TypeVar
 import msgspec
 
 from gpukeeper import __version__
-from gpukeeper.config.digest import digest_of
+from gpukeeper.backtest.workers import process_pool, ray_tasks
+from gpukeeper.config.sections import digest_of
 from gpukeeper.engine.schedule import opening
 from gpukeeper.ledger.files import why_untrusted
-from gpukeeper.lifecycle.backtest.outcome import NOTHING_LIMITED, JudgedRun, Judging, Limited, Usage, judge
-from gpukeeper.lifecycle.backtest.replay import (
+from gpukeeper.lifecycle.decide import answers
+from gpukeeper.lifecycle.replay import (
     Listed,
     Passes,
     Variant,
@@ -41,14 +42,13 @@ from gpukeeper.lifecycle.backtest.replay import (
     proposals,
     replay,
 )
-from gpukeeper.lifecycle.decide import answers
+from gpukeeper.lifecycle.replay_outcome import NOTHING_LIMITED, JudgedRun, Judging, Limited, Usage, judge
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.decision import Answer, Decision, View
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import BadRow, MadePasses, RecordedRun, Signal, Trace, TraceTime
 from gpukeeper.model.subject import PlaceKey
-from gpukeeper.wiring.workers import process_pool, ray_tasks
 
 KIND = 0x67706B62  # application_id of such a file
 Results = list[tuple[JudgedRun, ...]]  # of some runs, in their order

@@ -18,9 +18,9 @@ from math import isnan
 
 import msgspec
 
-from gpukeeper.lifecycle.backtest.replay import NEVER, Refused, ReplayedRun, ReplayedStep
 from gpukeeper.lifecycle.budget import BudgetFacts, make_plan
 from gpukeeper.lifecycle.forecast import MINUTE
+from gpukeeper.lifecycle.replay import NEVER, Refused, ReplayedRun, ReplayedStep
 from gpukeeper.model.decision import Action, Decision, Verdict
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import MadePasses, RecordedRun, Signal, TraceTime

@@ -14,9 +14,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpukeeper.backtest.comparison import (
+    HERE,
+    Comparison,
+    PartOfTrace,
+    Progress,
+    Where,
+    compare,
+    comparison,
+    judged_runs,
+    proposed,
+    results_of,
+)
 from gpukeeper.engine.memory import Pressure
-from gpukeeper.lifecycle.backtest.outcome import NOTHING_LIMITED, JudgedRun, Judging, Life, Limited, Proposed, limited
-from gpukeeper.lifecycle.backtest.replay import (
+from gpukeeper.lifecycle.replay import (
     GIVEN,
     MOMENT,
     NEVER,
@@ -28,6 +39,7 @@ from gpukeeper.lifecycle.backtest.replay import (
     may_stop_idle,
     middle,
 )
+from gpukeeper.lifecycle.replay_outcome import NOTHING_LIMITED, JudgedRun, Judging, Life, Limited, Proposed, limited
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.policy import Policy
 from gpukeeper.model.series import RecordedRun, Signal, Trace
@@ -51,18 +63,6 @@ from gpukeeper.views.advice import (
     too_short,
 )
 from gpukeeper.views.backtest import TraceFacts
-from gpukeeper.wiring.backtests import (
-    HERE,
-    Comparison,
-    PartOfTrace,
-    Progress,
-    Where,
-    compare,
-    comparison,
-    judged_runs,
-    proposed,
-    results_of,
-)
 
 DAY = timedelta(days=1)
 ROUNDS = 5  # each costs as much as what changed since the one before

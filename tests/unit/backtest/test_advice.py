@@ -14,18 +14,18 @@ import pytest
 from typer.testing import CliRunner
 
 from gpukeeper.__main__ import app
+from gpukeeper.backtest.comparison import PartOfTrace, compare
+from gpukeeper.backtest.replays import Asked, advice_on
 from gpukeeper.config.load import load_policy
 from gpukeeper.interfaces.cli.advise import as_policy
-from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay_outcome import JudgedRun, Judging
 from gpukeeper.model.policy import Mode, Policy
 from gpukeeper.model.series import RecordedRun, RecordedSeries, Signal
 from gpukeeper.traces.synthetic import SyntheticTrace
 from gpukeeper.views.advice import Advice, Kind, of_class
 from gpukeeper.views.backtest import TraceFacts
-from gpukeeper.wiring.backtests import PartOfTrace, compare
-from gpukeeper.wiring.replays import Asked, advice_on
-from tests.unit.lifecycle.backtest.traces import Listed
+from tests.unit.backtest.traces import Listed
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpukeeper.lifecycle.backtest.replay import earlier, later, middle
-from tests.unit.lifecycle.backtest.traces import DAY, END, HOUR, MINUTE, T0, run
+from gpukeeper.lifecycle.replay import earlier, later, middle
+from tests.unit.backtest.traces import DAY, END, HOUR, MINUTE, T0, run
 
 
 def test_a_run_over_the_split_is_in_both_parts_and_none_of_its_minutes_twice() -> None:

@@ -10,7 +10,7 @@ from gpukeeper.model.decision import Action
 from gpukeeper.model.policy import ClassSettings, Schedule
 from gpukeeper.model.series import RecordedSeries, Signal
 from gpukeeper.model.subject import Hold
-from tests.unit.lifecycle.backtest.traces import DAY, GAP, HOUR, MINUTE, POLICY, T0, minutes, replayed, run
+from tests.unit.backtest.traces import DAY, GAP, HOUR, MINUTE, POLICY, T0, minutes, replayed, run
 
 
 def test_idle_work_is_warned_at_80_and_95_percent_and_stopped_in_the_pass_at_its_idle_time() -> None:

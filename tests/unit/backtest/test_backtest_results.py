@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpukeeper.backtest.comparison import AT_ONCE, Judge, Where, compare
 from gpukeeper.config.load import load_policy
 from gpukeeper.ledger.journal import open_ledger
-from gpukeeper.lifecycle.backtest.outcome import Judging
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay import GIVEN, Variant
+from gpukeeper.lifecycle.replay_outcome import Judging
 from gpukeeper.model.errors import UsageError
 from gpukeeper.model.series import RecordedRun
 from gpukeeper.traces.synthetic import SyntheticTrace
-from gpukeeper.wiring.backtests import AT_ONCE, Judge, Where, compare
 
 VARIANTS = (GIVEN, Variant(timedelta(hours=5), 2.0))
 RUNS = 3 * AT_ONCE

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
-from gpukeeper.lifecycle.backtest.replay import GIVEN, Variant
+from gpukeeper.backtest.comparison import Where
+from gpukeeper.backtest.replays import Compared, compare_together, scarce_times
+from gpukeeper.lifecycle.replay import GIVEN, Variant
 from gpukeeper.model.policy import Amount, Breaker, Budget, Demand, Policy
 from gpukeeper.model.series import MadePasses, RecordedRun
 from gpukeeper.model.subject import PlaceKey
-from gpukeeper.wiring.backtests import Where
-from gpukeeper.wiring.replays import Compared, compare_together, scarce_times
-from tests.unit.lifecycle.backtest.traces import HOUR, JUDGING, MINUTE, POLICY, T0, Listed, run
+from tests.unit.backtest.traces import HOUR, JUDGING, MINUTE, POLICY, T0, Listed, run
 
 BUSY, QUIET = (2 * HOUR, 90.0), (10 * HOUR, 0.0)
 PLACE: PlaceKey = ("trace", "trace")

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from gpukeeper.engine.schedule import opening
-from gpukeeper.lifecycle.backtest.outcome import JudgedRun, Judging, Usage, judge
-from gpukeeper.lifecycle.backtest.replay import Passes, ReplayedRun, covering, replay
+from gpukeeper.lifecycle.replay import Passes, ReplayedRun, covering, replay
+from gpukeeper.lifecycle.replay_outcome import JudgedRun, Judging, Usage, judge
 from gpukeeper.lifecycle.settings import Rulebook
 from gpukeeper.model.policy import ClassSettings, Policy, Warnings
 from gpukeeper.model.series import BadRow, MadePasses, RecordedRun, RecordedSeries, Signal, TraceTime

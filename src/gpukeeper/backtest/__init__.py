@@ -1,0 +1,1 @@
+"""Recorded work under several policies: compared, advised on, computed by several processes or on a Ray cluster."""

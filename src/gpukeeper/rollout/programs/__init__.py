@@ -1,1 +1,0 @@
-"""Sent to servers; they import nothing of gpukeeper."""
