@@ -118,8 +118,9 @@ sbom: $(VENV)/.installed-dev ## write the SBOM of the pinned dependencies again,
 	$(BIN)/python deploy/sbom/write.py
 
 PYTHONS ?=
-bundle: package ## one file to install from without a network, for this Python; make bundle PYTHONS="3.11 3.12"
-	$(BIN)/python deploy/bundle/build.py dist $(PYTHONS)
+MACHINE ?=
+bundle: package ## one file to install from without a network, for this Python; make bundle PYTHONS="3.11 3.12" MACHINE=aarch64
+	$(BIN)/python deploy/bundle/build.py dist $(PYTHONS) $(if $(MACHINE),--machine $(MACHINE))
 
 pins: ## resolve the requirements files again (needs uv); existing pins stay where they still fit
 	uv pip compile -q --no-strip-extras --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra all -o requirements.txt

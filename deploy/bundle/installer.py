@@ -73,7 +73,8 @@ def _check(about: dict[str, Any], target: Path) -> None:
         known = ", ".join(about["pythons"])
         sys.exit(f"This file has wheels for Python {known}; this is Python {python}. Run it with one of those.")
     if machine != about["machine"]:
-        sys.exit(f"This file is for {about['machine']}; this machine is {machine}. Build one there: make bundle")
+        advice = f"Build one for it: make bundle MACHINE={machine}"
+        sys.exit(f"This file is for {about['machine']}; this machine is {machine}. Nothing was changed. {advice}")
     if target.exists() and not (target / "pyvenv.cfg").is_file():
         sys.exit(f"{target} exists and is not a virtual environment. Nothing was changed. Name another directory.")
     previous, by_pip = _beside(target, "previous"), _beside(target, "by-pip")

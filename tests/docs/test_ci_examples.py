@@ -26,9 +26,12 @@ FILES = {
     "accept.gitlab-ci.yml": "vendor.gitlab-ci",
     "policy.github.yml": "vendor.github-workflows",
     "accept.github.yml": "vendor.github-workflows",
+    "deploy.gitlab-ci.yml": "vendor.gitlab-ci",
+    "deploy.github.yml": "vendor.github-workflows",
 }
 POLICIES = ["policy.gitlab-ci.yml", "policy.github.yml"]
 ACCEPTS = ["accept.gitlab-ci.yml", "accept.github.yml"]
+DEPLOYS = ["deploy.gitlab-ci.yml", "deploy.github.yml"]
 
 
 @cache
@@ -37,7 +40,8 @@ def scripts(name: str) -> dict[str, str]:
     document: dict[str, Any] = YAML(typ="safe").load(CI / name)
     if "jobs" not in document:
         jobs = {job: one for job, one in document.items() if isinstance(one, dict) and "script" in one}
-        return {job: "\n".join(one["script"]) for job, one in jobs.items()}
+        # With `extends` or an anchor the same login stands before several scripts.
+        return {job: "\n".join([*one.get("before_script", ()), *one["script"]]) for job, one in jobs.items()}
     steps = [(job, step) for job, one in document["jobs"].items() for step in one["steps"] if "run" in step]
     return {step.get("name", step.get("id", job)): step["run"] for job, step in steps}
 
@@ -55,15 +59,26 @@ def policy_commands() -> list[list[str]]:
 def run(name: str, job: str, folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
     """As the runners do it: stop at the first failure. Nothing waits."""
     bin_folder = folder / "bin"
-    bin_folder.mkdir()
+    bin_folder.mkdir(exist_ok=True)
     for program, body in {"sleep": "", **programs}.items():
         (bin_folder / program).write_text(f"#!/bin/sh\n{body}\n")
         (bin_folder / program).chmod(0o755)
-    variables = {"NAMESPACE": "gpukeeper", "GPUS": "8", "WITHIN": "30m", "DIGEST": "abc123"}
+    variables = {"NAMESPACE": "gpukeeper", "GPUS": "8", "WITHIN": "30m", "DIGEST": "abc123", "ONLY": "gpu01"}
+    variables |= login_of(name, folder, key="a key", known_hosts="gpu01 ssh-ed25519 AAAA")
     files = {"GITHUB_OUTPUT": str(folder / "digest.env"), "GITHUB_STEP_SUMMARY": str(folder / "preview.txt")}
     environment = {"PATH": f"{bin_folder}:{os.environ['PATH']}"} | variables | files
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", scripts(name)[job]]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def login_of(name: str, folder: Path, *, key: str, known_hosts: str) -> dict[str, str]:
+    """The variables with which a runner gives a login: files, or texts."""
+    if "github" in name:
+        return {"SSH_KEY": key, "KNOWN_HOSTS": known_hosts, "RUNNER_TEMP": str(folder)}
+    files = {"SSH_KEY": folder / "key-of-the-runner", "KNOWN_HOSTS": folder / "hosts-of-the-runner"}
+    for path, text in zip(files.values(), (key, known_hosts), strict=True):
+        path.write_text(f"{text}\n")
+    return {variable: str(path) for variable, path in files.items()}
 
 
 def test_every_file_is_tested() -> None:
@@ -96,6 +111,14 @@ def test_they_use_what_a_pipeline_needs() -> None:
         assert {"policy check", "policy try", "policy sentence"} <= {" ".join(words[:2]) for words in used(name)}
         assert "plan" in {words[0] for words in used(name)}
     assert [words[0] for name in ACCEPTS for words in used(name)] == ["accept", "accept"]
+    for name in DEPLOYS:
+        fleet = [(words[1], "--yes" in words, "--plan" in words) for words in used(name) if words[0] == "fleet"]
+        assert fleet == [
+            ("deploy", False, True),
+            ("deploy", True, False),
+            ("logs", False, False),
+            ("status", False, False),
+        ]
 
 
 @pytest.mark.parametrize("words", policy_commands(), ids=" ".join)
@@ -156,3 +179,47 @@ def test_only_changes_of_the_policy_start_a_pipeline(name: str) -> None:
         jobs = [one for one in document.values() if isinstance(one, dict) and "script" in one]
         assert len(jobs) == 6
         assert all(rule["changes"] for one in jobs for rule in one["rules"])
+
+
+@pytest.mark.parametrize("name", DEPLOYS)
+def test_the_deployment_waits_for_a_person_and_for_the_plan(name: str) -> None:
+    document = YAML(typ="safe").load(CI / name)
+    job = document.get("jobs", document)["deploy"]
+    assert job["needs"] in ("plan", ["plan"])
+    assert job["environment"] == "production"
+    if name == "deploy.gitlab-ci.yml":
+        assert all(rule["when"] == "manual" and rule["changes"] for rule in job["rules"])
+        return
+    events = document.get("on", document.get(True))
+    assert all("*.yaml" in events[event]["paths"] for event in ("pull_request", "push"))
+    assert all(document["jobs"][one]["if"] == "github.event_name != 'pull_request'" for one in ("plan", "deploy"))
+
+
+@pytest.mark.parametrize("name", DEPLOYS)
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_server_that_is_not_deployed_fails_the_job_which_shows_the_logs(name: str, code: int, tmp_path: Path) -> None:
+    answers = f'echo "$2 $*" >> asked; test "$2" = logs || exit {code}'
+    assert run(name, "deploy", tmp_path, gpukeeper=answers).returncode == code
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [line.split()[0] for line in asked] == ["deploy", "logs"][: 1 if code == 0 else 2]
+    assert all("--only gpu01" in line for line in asked)
+    assert run(name, "verify", tmp_path, gpukeeper=f"exit {code}").returncode == code
+
+
+@pytest.mark.parametrize("name", DEPLOYS)
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_a_server_that_is_blocked_is_shown_and_does_not_end_the_pipeline(name: str, code: int, tmp_path: Path) -> None:
+    done = run(name, "plan", tmp_path, gpukeeper=f"echo blocked; exit {code}")
+    assert "blocked" in done.stdout
+    allowed = YAML(typ="safe").load(CI / name)["plan"]["allow_failure"] if "gitlab" in name else {"exit_codes": 3}
+    assert allowed == {"exit_codes": 3}
+    assert done.returncode == (0 if code == 3 and "github" in name else code)
+
+
+@pytest.mark.parametrize("name", DEPLOYS)
+def test_every_policy_is_checked_and_one_that_is_invalid_fails_the_job(name: str, tmp_path: Path) -> None:
+    for one in ("a.yaml", "b.yaml", "hosts.yaml"):
+        (tmp_path / one).touch()
+    assert run(name, "check", tmp_path, gpukeeper='echo "$3" >> asked').returncode == 0
+    assert (tmp_path / "asked").read_text().split() == ["a.yaml", "b.yaml"]
+    assert run(name, "check", tmp_path, gpukeeper='test "$3" = b.yaml || exit 10').returncode == 10

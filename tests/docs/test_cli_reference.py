@@ -35,7 +35,7 @@ ADDED = (
     "notify test",
     "workload restore",
     "node register",
-    *(f"fleet {verb}" for verb in ("deploy", "status", "plan", "apply", "upgrade", "remove")),
+    *(f"fleet {verb}" for verb in ("deploy", "status", "plan", "apply", "logs", "upgrade", "remove")),
     *(f"fleet-db {verb}" for verb in ("init", "migrate", "add-machine", "status")),
     *(f"ledger {verb}" for verb in ("totals", "rotate", "status", "verify", "backup", "restore")),
     *(

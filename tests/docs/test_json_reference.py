@@ -80,7 +80,7 @@ NEEDS_A_CLUSTER = {"accept-mark", "cluster-nodes", "node-quarantine", "node-retu
 # Tried out on a machine with systemd: tests/real/systemd/test_setup.py.
 NEEDS_SYSTEMD = {"setup"}
 # Tried out over ssh: tests/real/ssh/test_fleet.py.
-NEEDS_SSH = {"fleet", "fleet-pass"}
+NEEDS_SSH = {"fleet", "fleet-pass", "fleet-logs"}
 NEEDS_A_LEDGER = {
     "ledger-status",
     "ledger-verify",

@@ -20,8 +20,8 @@ from gpukeeper.clients.ssh import HostError, Program, Settings, SshClient
 from gpukeeper.model import reading
 from gpukeeper.model.decision import Unseen
 from gpukeeper.model.errors import UsageError
-from gpukeeper.model.subject import Ref
-from gpukeeper.model.unknown import direct
+from gpukeeper.model.subject import Disk, Ref
+from gpukeeper.model.unknown import Unknown, direct
 from gpukeeper.rollout import plan as planning
 from gpukeeper.rollout import server_program
 from gpukeeper.rollout.plan import Bundle, Done, Seen, ServerPlan, Wanted
@@ -79,6 +79,25 @@ class StepOutcome(msgspec.Struct, frozen=True):
     action: str
     result: str
     reason: str
+    gpus_back: int | Unknown = 0
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Of a node: its temporary bytes; of a disk: its used ones. Without any: they could not be read again."""
+
+    bytes: int | Unknown = Unknown("it was not read")
+    disk: Disk | None = None
+    disk_size: int | None = None
+    disk_free: int | None = None
+
+
+class NodeChange(msgspec.Struct, frozen=True):
+    """A node or a disk before a pass and after it. `after` None: nothing was done, so it was not read again."""
+
+    kind: str
+    name: str
+    before: Figures
+    after: Figures | None = None
 
 
 class PlacePass(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +109,7 @@ class PlacePass(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[StepOutcome, ...] = ()
     deferred: tuple[PlannedStep, ...] = ()
     unseen: tuple[Unseen, ...] = ()
+    nodes: tuple[NodeChange, ...] = ()
     bytes_back: int = 0
     leased: str | None = None
     stopped: str | None = None
@@ -97,15 +117,47 @@ class PlacePass(msgspec.Struct, frozen=True, kw_only=True):
     paused: str | None = None
 
 
+class Gpus(msgspec.Struct, frozen=True):
+    number: int
+    free: int
+
+
 class ServerPass(msgspec.Struct, frozen=True, kw_only=True):
     """The reply of a server. `code`: of the command there, and what it `said` where that is not 0. `problem`: why it
-    printed nothing that can be read."""
+    printed nothing that can be read. `gpus_before`, `gpus_after`: None: there are none, or they could not be read."""
 
     code: int
     mode: str = ""
     places: tuple[PlacePass, ...] = ()
     said: str = ""
     problem: str = ""
+    seconds: float | None = None
+    gpus_before: Gpus | None = None
+    gpus_after: Gpus | None = None
+
+    @property
+    def bytes_back(self) -> int:
+        return sum(place.bytes_back for place in self.places)
+
+    @property
+    def gpus_back(self) -> int:
+        """Those that were not measured do not count."""
+        found = [one.gpus_back for place in self.places for one in place.outcomes if one.result == RECLAIMED]
+        return sum(one for one in found if not isinstance(one, Unknown))
+
+
+class ServerLogs(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest lines of a server, the oldest first: errors in the ledger, all lines of it, those in the journal of
+    systemd. `problems`: what could not be read."""
+
+    errors: tuple[str, ...] = ()
+    ledger: tuple[str, ...] = ()
+    journal: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        return {"errors": self.errors, "ledger": self.ledger, "journal": self.journal}
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -154,12 +206,21 @@ class Outcome(StrEnum):
     ROLLED_BACK = "rolled back"
     UNREACHABLE = "unreachable"
     APPLIED = "applied"
+    READ = "read"
     INCOMPLETE = "incomplete"
     SKIPPED = "skipped"
 
 
 GOOD = frozenset(
-    {Outcome.UNCHANGED, Outcome.PLANNED, Outcome.DEPLOYED, Outcome.REMOVED, Outcome.APPLIED, Outcome.SKIPPED}
+    {
+        Outcome.UNCHANGED,
+        Outcome.PLANNED,
+        Outcome.DEPLOYED,
+        Outcome.REMOVED,
+        Outcome.APPLIED,
+        Outcome.READ,
+        Outcome.SKIPPED,
+    }
 )
 
 
@@ -172,6 +233,7 @@ class ServerResult(msgspec.Struct, frozen=True, kw_only=True):
     plan: ServerPlan = ServerPlan()
     seen: Seen | None = None
     passed: ServerPass | None = None
+    logs: ServerLogs | None = None
 
     @property
     def good(self) -> bool:
@@ -235,14 +297,25 @@ class Servers:
     async def apply_pass(self, wanted: Wanted) -> ServerResult:
         return await self._pass(wanted, act=True)
 
-    async def _pass(self, wanted: Wanted, *, act: bool) -> ServerResult:
+    async def logs(self, wanted: Wanted, last: int) -> ServerResult:
+        seen, why = await self._ready(wanted, "the ledger can only root read")
+        if why:
+            return ServerResult(host=wanted.name, outcome=Outcome.BLOCKED, words=(why,), seen=seen)
+        found = await self._request(wanted, ServerLogs, "logs", sudo=not seen.root, last=last)
+        outcome = Outcome.INCOMPLETE if found.problems else Outcome.READ
+        return ServerResult(host=wanted.name, outcome=outcome, words=found.problems, seen=seen, logs=found)
+
+    async def _ready(self, wanted: Wanted, needs_root: str) -> tuple[Seen, str]:
+        """And why the gpukeeper there cannot be asked; empty: it can."""
         seen = await self._request(wanted, Seen, "look", sudo=False, brief=True)
         if seen.directory == "absent":
-            words: tuple[str, ...] = ("gpukeeper is not installed there. Install it: gpukeeper fleet deploy",)
-            return ServerResult(host=wanted.name, outcome=Outcome.BLOCKED, words=words, seen=seen)
-        if not seen.can_become_root:
-            words = (f"a pass over the work of all users needs root: {seen.sudo}",)
-            return ServerResult(host=wanted.name, outcome=Outcome.BLOCKED, words=words, seen=seen)
+            return seen, "gpukeeper is not installed there. Install it: gpukeeper fleet deploy"
+        return seen, "" if seen.can_become_root else f"{needs_root}: {seen.sudo}"
+
+    async def _pass(self, wanted: Wanted, *, act: bool) -> ServerResult:
+        seen, why = await self._ready(wanted, "a pass over the work of all users needs root")
+        if why:
+            return ServerResult(host=wanted.name, outcome=Outcome.BLOCKED, words=(why,), seen=seen)
         found = await self._request(wanted, ServerPass, "one_pass", sudo=not seen.root, act=act)
         words = why_not_all(found)
         complete = Outcome.APPLIED if act else Outcome.PLANNED

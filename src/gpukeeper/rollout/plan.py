@@ -308,7 +308,8 @@ def _not_installable(wanted: Wanted, seen: Seen) -> list[str]:
     elif version not in bundle.pythons:
         found.append(f'the bundle is for Python {known}, not {version}. Build one: make bundle PYTHONS="{version}"')
     if seen.machine != bundle.machine:
-        found.append(f"the bundle is for {bundle.machine}, and this is {seen.machine}. Build one there: make bundle")
+        advice = f"Build one for it: make bundle MACHINE={seen.machine}"
+        found.append(f"the bundle is for {bundle.machine}, and this server is {seen.machine}. {advice}")
     if seen.free is not None and seen.free < bundle.space:
         needed, there = size_in_words(bundle.space), size_in_words(seen.free)
         found.append(f"{there} are free for {wanted.directory}, and {needed} may be needed. Free some space")

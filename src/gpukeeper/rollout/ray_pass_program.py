@@ -33,7 +33,7 @@ LATE_S = 60.0  # after its deadline a task has no reply any more
 WORDS_MAX = 600
 # Of a place, what is printed for many nodes; the other fields list everything that is kept.
 SHOWN = (
-    *("platform", "place", "steps", "outcomes", "deferred", "unseen", "bytes_back"),
+    *("platform", "place", "steps", "outcomes", "deferred", "unseen", "nodes", "bytes_back"),
     *("leased", "stopped", "breaker", "paused"),
 )
 
@@ -60,6 +60,7 @@ def one_pass(request: dict[str, Any]) -> dict[str, Any]:
         command = [*program, *verb, "--policy", policy.name, "--platform", "ray", "--json"]
         # The job's own driver, supervisor and task do not count as work on the node.
         environment = {**os.environ, "GPUKEEPER_RAY_JOB": request["job"]}
+        began = time.monotonic()
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, check=False, timeout=request["deadline_s"]
@@ -70,10 +71,12 @@ def one_pass(request: dict[str, Any]) -> dict[str, Any]:
             advice = "Install gpukeeper there, or name it with --option program=PATH"
             return {"code": 127, "problem": f"{program[0]}: {error.strerror}. {advice}"}
     said = " ".join(done.stderr.decode("utf-8", "replace").split())[-WORDS_MAX:]
+    took = time.monotonic() - began
     try:
         found = json.loads(done.stdout)
         places = [{name: one[name] for name in SHOWN if name in one} for one in found["places"]]
-        return {"code": done.returncode, "mode": found["policy"]["mode"], "places": places, "said": said}
+        mode = found["policy"]["mode"]
+        return {"code": done.returncode, "mode": mode, "places": places, "said": said, "seconds": took}
     except (ValueError, KeyError, TypeError):
         return {"code": done.returncode, "problem": said or "its output cannot be read"}
 

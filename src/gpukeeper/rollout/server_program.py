@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +30,11 @@ MARK = b"gpukeeper-server-reply 1\n"
 POLICY = Path("/etc/gpukeeper/policy.yaml")
 CRON = Path("/etc/cron.d/gpukeeper")
 UNITS = ("gpukeeper.service", "gpukeeper-pass.timer")
+BY_TIMER = "gpukeeper-pass.service"
 BEGUN, COMPLETE = "gpukeeper-installing", "gpukeeper-installed"  # of the bundle's installer
 ASK_S, CHANGE_S = 60, 540
 WORDS_MAX = 600
+LINE_MAX = 1000  # characters of a line of a log
 TOO_LATE, NOT_FOUND = 124, 127  # exit codes, as of a shell
 POLICY_MAX = 1024 * 1024
 CHUNK = 1024 * 1024
@@ -127,16 +130,36 @@ def remove(request: dict[str, Any]) -> dict[str, Any]:
 
 def one_pass(request: dict[str, Any]) -> dict[str, Any]:
     """By the policy that is in force here. Without `act`: what it would do."""
+    directory = Path(request["directory"])
     command = ["apply", "--yes", "--json"] if request["act"] else ["plan", "--json"]
-    code, out, words = run([program(Path(request["directory"])), *command], CHANGE_S)
+    before = gpus(directory) if request["act"] else None
+    began = time.monotonic()
+    code, out, words = run([program(directory), *command], CHANGE_S)
+    took = {"seconds": time.monotonic() - began}
     try:
         found = document(out)
-        return {"code": code, "mode": found["policy"]["mode"], "places": found["places"], "said": words}
+        reply = {"code": code, "mode": found["policy"]["mode"], "places": found["places"], "said": words, **took}
     except (ValueError, KeyError):
-        return {"code": code, "problem": words or "its output cannot be read"}
+        return {"code": code, "problem": words or "its output cannot be read", **took}
+    if before is not None and before["number"]:
+        reply.update(gpus_before=before, gpus_after=gpus(directory))
+    return reply
 
 
-COMMANDS = {one.__name__: one for one in (look, deploy, roll_back, remove, one_pass)}
+def logs(request: dict[str, Any]) -> dict[str, Any]:
+    """The newest lines of the ledger that are errors, and the newest of all; with systemd those of its journal."""
+    last = str(request["last"])
+    ledger = [program(Path(request["directory"])), "ledger", "list", "--last", last]
+    commands = {"errors": [*ledger, "--errors"], "ledger": ledger, "journal": journal(last)}
+    found: dict[str, Any] = {"problems": []}
+    for name, command in commands.items():
+        code, out, words = run(command, ASK_S) if command else (0, "", "")
+        found[name] = [] if code else [line[:LINE_MAX] for line in out.splitlines()]
+        found["problems"] += [f"the {name} could not be read: {words}"] if code else []
+    return found
+
+
+COMMANDS = {one.__name__: one for one in (look, deploy, roll_back, remove, one_pass, logs)}
 
 
 # What is there.
@@ -180,6 +203,28 @@ def units() -> dict[str, str] | None:
         return None
     _, out, _ = run(["systemctl", "is-active", *UNITS], ASK_S)
     return dict(zip(UNITS, out.split()))  # noqa: B905 - Python 3.8
+
+
+def gpus(directory: Path) -> dict[str, int] | None:
+    """How many there are, and how many are free. None: they could not be read."""
+    code, out, _ = run([program(directory), "observe", "--gpus", "--json"], ASK_S)
+    try:
+        found = document(out)
+        held = [(one["place"], one["device"], one["how"]) for one in found["gpus"] if one["device"]]
+    except (ValueError, KeyError):
+        return None
+    if code or found["unseen"]:
+        return None
+    number, free_ones = ({one[:2] for one in some} for some in (held, [one for one in held if one[2] == "free"]))
+    return {"number": len(number), "free": len(free_ones)}
+
+
+def journal(last: str) -> list[str]:
+    """Empty: systemd does not run here, so what cron starts has its lines in the ledger only."""
+    if units() is None:
+        return []
+    names = [word for unit in (*UNITS, BY_TIMER) for word in ("-u", unit)]
+    return ["journalctl", "--no-pager", "--quiet", "--output=short-iso", "-n", last, *names]
 
 
 def policy() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,14 +23,14 @@ OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture(scope="session")
-def bundle_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By the version of Python. The file is shared: tests copy what they change."""
+def bundle_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """By the version of Python, and the architecture. The file is shared: tests copy what they change."""
     shared = _of_all_workers(tmp_path_factory) / "bundles"
     shared.mkdir(exist_ok=True)
 
-    def bundle(python: str) -> Path:
+    def bundle(python: str, machine: str = platform.machine()) -> Path:
         with _locked(shared):
-            made = _bundle(python, shared)
+            made = _bundle(python, machine, shared)
         require("pypi", made is not None)
         assert made is not None
         return made
@@ -37,14 +38,15 @@ def bundle_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return bundle
 
 
-def _bundle(python: str, shared: Path) -> Path | None:
+def _bundle(python: str, machine: str, shared: Path) -> Path | None:
     """None: pip could not download the wheels."""
-    dist = shared / python
+    dist = shared / f"{python}-{machine}"
     if done := sorted(dist.glob("*.pyz")):
         return done[0]
     dist.mkdir(exist_ok=True)
+    command = [sys.executable, BUILD, dist, python, "--machine", machine]
     shutil.copy2(_wheel(shared), dist)
-    made = subprocess.run([sys.executable, BUILD, dist, python], capture_output=True, text=True, check=False)
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
     return Path(made.stdout.strip()) if made.returncode == 0 else None
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.real.package.fixtures import OWN_PYTHON
 
 
 def install(bundle: Path, target: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -89,7 +93,7 @@ def test_after_pip_it_installs_upgrades_and_rolls_back(bundle: Path, tmp_path: P
     [
         ({"sha256": "0" * 64}, "is damaged. Nothing was installed"),
         ({"pythons": ["3.2"]}, "has wheels for Python 3.2"),
-        ({"machine": "s390x"}, "is for s390x"),
+        ({"machine": "s390x"}, "is for s390x; this machine is"),
     ],
 )
 def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path, about: dict[str, object], words: str) -> None:
@@ -97,6 +101,32 @@ def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path, about: dict[
     assert refused.returncode == 1
     assert words in refused.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.pyz"]
+
+
+def test_a_bundle_for_another_architecture_is_built_here_and_refused_here(
+    bundle_for: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Every program in it is for that architecture, by its ELF header. It is not run: there is no such machine here."""
+    other, number = {"x86_64": ("aarch64", 183)}.get(os.uname().machine, ("x86_64", 62))
+    made = bundle_for(OWN_PYTHON, other)
+    assert made.name.endswith(f"-linux-{other}.pyz")
+    found = set()
+    with zipfile.ZipFile(made) as archive, zipfile.ZipFile(bundle_for(OWN_PYTHON)) as own:
+        assert projects(archive.namelist()) == projects(own.namelist())
+        wheels = [name for name in archive.namelist() if name.endswith(".whl")]
+        for name in wheels:
+            with zipfile.ZipFile(io.BytesIO(archive.read(name))) as wheel:
+                heads = [wheel.read(one)[:20] for one in wheel.namelist() if not one.endswith("/")]
+            found |= {int.from_bytes(head[18:20], "little") for head in heads if head[:4] == b"\x7fELF"}
+    assert found == {number}
+    refused = install(made, tmp_path / "target")
+    assert (refused.returncode, list(tmp_path.iterdir())) == (1, [])
+    assert f"is for {other}; this machine is {os.uname().machine}. Nothing was changed." in refused.stderr
+    assert f"make bundle MACHINE={os.uname().machine}" in refused.stderr
+
+
+def projects(names: list[str]) -> set[str]:
+    return {Path(name).name.split("-")[0] for name in names if name.endswith(".whl")}
 
 
 def test_a_directory_that_is_not_its_own_is_never_replaced(bundle: Path, tmp_path: Path) -> None:

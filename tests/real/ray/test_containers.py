@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import re
+import resource
+import time
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -159,6 +161,50 @@ def test_four_workers_of_which_one_is_busy(engine: DockerEngine) -> None:
         assert before[name] >= 360 * MB
         assert after[name] < 11 * MB
         assert entries(engine, name) == ["mine"]
+
+
+def test_one_worker_or_all_of_them_by_hand_by_the_same_rules(engine: DockerEngine) -> None:
+    """C10.5: by the command of a person; a busy worker stays, also if it is the one that was named."""
+    for name in ("ray-worker-1", "ray-worker-2", "ray-worker-3"):
+        worker(engine, name)
+        fill(engine, name, "tmpone", 60 * MB)
+    hold(engine, "ray-worker-3", f"{ROOT}/tmpone/data", "ray::train")
+    for name, left in (("ray-worker-3", 3), ("ray-worker-1", 2)):
+        gpukeeper(engine, "apply", "--yes", "--platform", "ray", "--namespace", name)
+        assert sum(len(entries(engine, one)) for one in ("ray-worker-1", "ray-worker-2", "ray-worker-3")) == left
+    assert entries(engine, "ray-worker-1") == []
+    gpukeeper(engine, "apply", "--yes", "--platform", "ray")
+    assert [entries(engine, f"ray-worker-{number}") for number in (1, 2, 3)] == [[], [], ["tmpone"]]
+
+
+def test_a_pass_is_on_record_and_is_no_load(engine: DockerEngine) -> None:
+    """C10.6: what was decided, saved, begun and verified of each tree, with its bytes; nothing of the busy worker. One
+    pass in 15 minutes takes less than 1 % of a core, and less than 30 s for each worker."""
+    names = [f"ray-worker-{number}" for number in range(4)]
+    for name in names:
+        worker(engine, name)
+        fill(engine, name, "tmpone", 60 * MB)
+    hold(engine, names[3], f"{ROOT}/tmpone/data", "ray::train")
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    gpukeeper(engine, "apply", "--yes")
+    after, took = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begun
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.01 * 15 * 60
+    assert took < 30 * len(names)
+
+    lines = [one for one in gpukeeper(engine, "ledger", "list", "--last", "1000")["lines"] if one["ref"]]
+    record = {
+        name: {one["type"]: one for one in lines if one["ref"]["namespace"] == name and one["ref"]["kind"] == "tree"}
+        for name in names
+    }
+    for name in names[:3]:
+        assert list(record[name]) == ["decision", "evidence", "intent", "outcome"], record[name]
+        outcome = record[name]["outcome"]
+        assert (outcome["result"], outcome["ref"]["name"]) == ("reclaimed", f"{ROOT}/tmpone")
+        assert 60 * MB <= outcome["bytes_back"] < 61 * MB
+        assert outcome["reason"]
+        assert outcome["by"]
+    assert "outcome" not in record[names[3]]
+    assert "intent" not in record[names[3]]
 
 
 def test_an_open_file_keeps_its_tree_and_no_other_also_of_the_same_name(engine: DockerEngine) -> None:

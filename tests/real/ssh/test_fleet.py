@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gpukeeper.interfaces.cli.fleet import app
+from tests.docs.test_ci_examples import DEPLOYS, login_of, scripts
 from tests.engines import has_sshd, require
 from tests.real.host.machine import first_program
 from tests.real.launch.ssh_hosts import SshHosts, ssh_hosts
@@ -48,7 +50,7 @@ def own_files(number: int, folder: Path) -> str:
         mount -t overlay overlay -o lowerdir=/etc,upperdir={folder}/etc/upper,workdir={folder}/etc/work /etc
         mkdir -p /etc/cron.d /etc/tmpfiles.d
         echo 'eve:x:4242:4242::/tmp:/bin/sh' >> /etc/passwd
-        cp {folder}/authorized_keys /etc/fleet_keys
+        cat {folder}/authorized_keys {folder.parent}/gpu{GOOD}/key.pub > /etc/fleet_keys
         sed -i 's,^AuthorizedKeysFile.*,AuthorizedKeysFile /etc/fleet_keys,' {folder}/sshd_config
     """
 
@@ -67,8 +69,8 @@ class Fleet:
         done = CliRunner().invoke(app, [command, str(self.folder / "hosts.yaml"), "--json", *connection, *more])
         assert done.stdout.startswith("{"), (done.output, done.exception)
         found = json.loads(done.stdout)
-        of_a_pass = command in ("plan", "apply")
-        assert found["schema"] == ("gpukeeper/fleet-pass/v1" if of_a_pass else "gpukeeper/fleet/v1")
+        schemas = dict.fromkeys(("plan", "apply"), "gpukeeper/fleet-pass/v1") | {"logs": "gpukeeper/fleet-logs/v1"}
+        assert found["schema"] == schemas.get(command, "gpukeeper/fleet/v1")
         return done.exit_code, {one["host"]: one for one in found["hosts"]}
 
 
@@ -147,7 +149,7 @@ def test_again_changes_nothing(fleet: Fleet, deployed: dict[str, Any]) -> None:
 
 def test_a_pass_on_each_server_reclaims_what_is_due_there(fleet: Fleet, deployed: dict[str, Any]) -> None:
     scratch = [fleet.hosts.hosts[number].folder / "opt/scratch" for number in (GOOD, SECOND)]
-    for one, names in zip(scratch, (("tmp-old", "data"), ("data",)), strict=True):
+    for one, names in zip(scratch, (("tmp-old", "data"), ("tmp-old", "data")), strict=True):
         for name in names:
             (one / name).mkdir(parents=True)
             (one / name / "file").write_text("x" * 10_000)
@@ -158,15 +160,48 @@ def test_a_pass_on_each_server_reclaims_what_is_due_there(fleet: Fleet, deployed
         name: [step["seen"]["ref"]["name"] for place in found[name]["places"] for step in place["steps"]]
         for name in (f"gpu{GOOD}", f"gpu{SECOND}")
     }
-    assert steps == {f"gpu{GOOD}": ["/opt/scratch/tmp-old"], f"gpu{SECOND}": []}, found
-    assert (scratch[0] / "tmp-old/file").exists()
-    _, found = fleet.run("apply", "--yes")
+    assert list(steps.values()) == [["/opt/scratch/tmp-old"], ["/opt/scratch/tmp-old"]], found
+    code, found = fleet.run("apply", "--yes", "--only", f"gpu{SECOND}")
+    assert (code, {name: one["outcome"] for name, one in found.items()}) == (0, {f"gpu{SECOND}": "applied"})
+    assert [sorted(one.name for one in path.iterdir()) for path in scratch] == [["data", "tmp-old"], ["data"]]
+    code, found = fleet.run("apply", "--yes")
+    assert code == 3, "one host is dead"
+    assert found["away"]["outcome"] == "unreachable", "and was named, and stopped no other"
     assert {one["outcome"] for name, one in found.items() if name != "away"} == {"applied"}, [
         one["words"] for one in found.values()
     ]
     assert [sorted(one.name for one in path.iterdir()) for path in scratch] == [["data"], ["data"]]
+    row = found[f"gpu{GOOD}"]
+    assert row["bytes_back"] >= 10_000
+    assert row["seconds"] > 0
+    (disk,) = [node for place in row["places"] for node in place["nodes"] if node["kind"] == "disk"]
+    assert disk["before"]["bytes"] > 0
+    assert disk["after"]["bytes"] > 0
     for path in scratch:
         shutil.rmtree(path)
+
+
+def test_the_logs_of_all_servers_come_in_one_command(fleet: Fleet, deployed: dict[str, Any]) -> None:
+    """The last lines of each, its errors, and why there are none of a host that is dead. Without a database."""
+    folder = fleet.hosts.hosts[GOOD].folder / "opt/scratch/tmp-kept"
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("x" * 10_000)
+    subprocess.run(["chattr", "+i", folder / "file"], check=True)
+    fleet.write(fleet.folder / "gpukeeper-1.0.pyz", "  away:\n")
+    try:
+        assert fleet.run("apply", "--yes")[1][f"gpu{GOOD}"]["outcome"] == "incomplete"
+    finally:
+        subprocess.run(["chattr", "-R", "-f", "-i", folder.parent], check=False)  # of its lock file it has no flags
+    code, found = fleet.run("logs", "--last", "5")
+    assert code == 3
+    assert found["away"]["outcome"] == "unreachable"
+    assert (found["away"]["ledger"], found["away"]["errors"]) == (None, None)
+    for name in (f"gpu{GOOD}", f"gpu{SECOND}"):
+        assert (found[name]["outcome"], found[name]["words"]) == ("read", [])
+        assert 0 < len(found[name]["ledger"]) <= 5
+    assert any("tmp-kept" in line for line in found[f"gpu{GOOD}"]["errors"])
+    assert not any("tmp-kept" in line for line in found[f"gpu{SECOND}"]["errors"])
+    shutil.rmtree(folder.parent)
 
 
 def test_a_version_that_does_not_work_is_rolled_back_and_goes_no_further(
@@ -190,3 +225,53 @@ def test_removed_without_a_trace_but_the_ledger(fleet: Fleet, deployed: dict[str
     assert (code, {one["outcome"] for one in found.values()}) == (0, {"removed"}), found
     for number in (GOOD, SECOND):
         assert list((fleet.hosts.hosts[number].folder / "opt").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", DEPLOYS)
+def test_the_jobs_of_the_pipelines_deploy_and_verify(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    """examples/ci: the scripts themselves, with the real program and one key for two servers and one that is dead."""
+    for file in ("hosts.yaml", "policy.yaml"):
+        shutil.copy(fleet.folder / "policy.yaml", tmp_path / file)
+    hosts = fleet.hosts.hosts
+    rows = "".join(f"  gpu{one}: {{address: {hosts[one].address}}}\n" for one in (GOOD, SECOND))
+    head = (
+        f"defaults: {{bundle: {fleet.folder}/gpukeeper-1.0.pyz, policy: policy.yaml, unit: cron, python: {PYTHON}}}\n"
+    )
+    login = login_of(
+        name,
+        tmp_path,
+        key=(hosts[GOOD].folder / "key").read_text().strip(),
+        known_hosts="\n".join((hosts[one].folder / "known_hosts").read_text().strip() for one in (GOOD, SECOND)),
+    )
+
+    def job(which: str) -> tuple[int, str]:
+        files = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", scripts(name)[which]],
+            cwd=tmp_path,
+            env={"PATH": path, "HOME": str(tmp_path), "ONLY": "", **login, **files},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    (tmp_path / "hosts.yaml").write_text(f"{head}hosts:\n{rows}")
+    if "github" in name:
+        assert job("login")[0] == 0
+    assert job("check")[0] == 0
+    code, said = job("plan")
+    assert (code, "2 planned" in said) == (0, True), said
+    assert not os.path.lexists(hosts[GOOD].folder / "opt/gpukeeper")
+    code, said = job("deploy")
+    assert (code, "2 deployed" in said) == (0, True), said
+    code, said = job("verify")
+    assert (code, "2 unchanged" in said) == (0, True), said
+    (tmp_path / "hosts.yaml").write_text(f"{head}hosts:\n{rows}  away: {{address: 198.18.255.254}}\n")
+    code, said = job("deploy")
+    assert (code, "2 unchanged, 1 unreachable" in said) == (3, True), said
+    assert "== away: unreachable" in said, "the logs are shown, too"
+    assert job("verify")[0] == 3
+    fleet.write(fleet.folder / "gpukeeper-1.0.pyz")
+    assert fleet.run("remove", "--yes")[0] == 0

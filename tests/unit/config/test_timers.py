@@ -89,6 +89,22 @@ def test_daily_at_two_in_a_zone_with_a_clock_change() -> None:
     assert elapses(when, SPRING, 1) == [datetime(2026, 3, 30, 0, tzinfo=UTC)]
 
 
+def test_sunday_at_two_in_each_format_is_the_same_moment_every_week() -> None:
+    """C10.8: as systemd, cron and Kubernetes read it, also over a change of the clocks."""
+    weekly = Schedule(at="0 2 * * SUN")
+    line = cron_line(timers.crontab(weekly))
+    assert line == "0 2 * * 0"
+    job = YAML(typ="safe").load(timers.cronjob(weekly, BERLIN))["spec"]
+    assert (job["schedule"], job["timeZone"]) == (line, BERLIN)
+    (when,) = calendar(timers.systemd(weekly, BERLIN))
+    assert when == "Sun *-*-* 02:00:00 Europe/Berlin"
+    begin = datetime(2026, 10, 20, tzinfo=UTC)
+    sundays = [datetime(2026, 10, 25, 0, tzinfo=UTC), datetime(2026, 11, 1, 1, tzinfo=UTC)]
+    assert elapses(when, begin, 2) == sundays
+    local = islice(CronSim(line, begin.astimezone(ZoneInfo(BERLIN))), 2)
+    assert [one.astimezone(UTC) for one in local] == sundays
+
+
 def test_times_that_the_clocks_skip_are_named() -> None:
     found = list(timers.skipped_times(DAILY, ZoneInfo(BERLIN), SPRING))
     assert found == [datetime(2026, 3, 29, 2), datetime(2027, 3, 28, 2)]  # noqa: DTZ001 - local times

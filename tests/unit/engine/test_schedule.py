@@ -70,6 +70,18 @@ def test_cron_words_act_only_in_the_pass_after_their_moment() -> None:
     assert may_act_now(Schedule(), None, local(0))
 
 
+def test_a_weekly_moment_acts_in_one_pass_of_the_week() -> None:
+    """C10.8: Sunday at 02:00, of a pass every 15 minutes; also in the weeks in which the clocks change."""
+    with zone(BERLIN):
+        for first in (date(2026, 3, 16), date(2026, 3, 23), date(2026, 10, 19)):
+            found = acts("0 2 * * 0", first, 14, timedelta(minutes=15))
+            assert [(one.weekday(), one.date() - first) for one in found] == [
+                (6, timedelta(days=6)),
+                (6, timedelta(days=13)),
+            ]
+            assert all(2 <= one.hour <= 3 and one.minute < 15 for one in found), found
+
+
 @pytest.mark.parametrize("day", [date(2026, 3, 29), date(2026, 10, 25)])
 def test_in_berlin_half_past_two_comes_once_on_the_days_of_the_change(day: date) -> None:
     with zone(BERLIN):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 
 from gpukeeper.clients.ssh import Host, HostError, Settings
 from gpukeeper.interfaces.cli.doctor import last_pass
+from gpukeeper.interfaces.terminal import server_passes
 from gpukeeper.model.subject import Ref
 from gpukeeper.rollout import execute
-from gpukeeper.rollout.execute import Outcome, ServerPass, ServerResult, Servers
+from gpukeeper.rollout.execute import Outcome, ServerLogs, ServerPass, ServerResult, Servers
 from gpukeeper.rollout.plan import Done, Finding, Seen, Wanted
 from tests.unit.rollout.test_plan import BARE, THERE, WANTED, seen
 
@@ -228,6 +230,66 @@ def test_a_plan_of_a_pass_acts_on_nothing(script: Callable[..., Scripted]) -> No
     assert found.passed is not None
     assert found.passed.places[0].steps[0].seen.ref == Ref(**REF)
     assert made.what["act"] is False
+
+
+def test_the_table_of_a_pass_has_before_after_freed_and_duration(
+    script: Callable[..., Scripted], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each disk and node, the GPUs, and the pass; also in JSON. What could not be read again is no number."""
+    gib = 1 << 30
+    disk = {"name": "/", "used": 0.81, "inodes": None}
+    nodes = [
+        {
+            "kind": "disk",
+            "name": "/",
+            "before": {"bytes": 405 * gib, "disk": disk, "disk_size": 500 * gib, "disk_free": 95 * gib},
+            "after": {"bytes": 320 * gib, "disk": {**disk, "used": 0.64}, "disk_size": 500 * gib, "disk_free": None},
+        },
+        {"kind": "node", "name": "ray-worker-1", "before": {"bytes": 35 * gib}, "after": {"bytes": 70 << 20}},
+        {"kind": "node", "name": "ray-worker-2", "before": {"bytes": gib}, "after": {"why": "no answer"}},
+    ]
+    removed = {**outcome_line("reclaimed"), "gpus_back": 2}
+    unmeasured = {**outcome_line("reclaimed"), "gpus_back": {"why": "no driver", "by_design": False}}
+    place = {"nodes": nodes, "outcomes": [removed, unmeasured], "bytes_back": 85 * gib}
+    reply = msgspec.structs.replace(
+        passed(**place), seconds=12.0, gpus_before=execute.Gpus(8, 2), gpus_after=execute.Gpus(8, 4)
+    )
+    script(gpu1=[THERE, reply], gpu2=[THERE, passed()])
+    found = [one("apply_pass"), one("apply_pass", "gpu2")]
+    server_passes.print_passes(found)
+    table = capsys.readouterr().out.split("\n\n")[1]
+    assert [re.split(r" {2,}", line.strip()) for line in table.splitlines()] == [
+        ["HOST", "WHAT", "BEFORE", "AFTER", "FREED", "DURATION"],
+        ["gpu1", "disk /", "81% of 500 GiB", "64% of 500 GiB", "85.0 GiB"],
+        ["gpu1", "node ray-worker-1", "35.0 GiB", "70.0 MiB", "34.9 GiB"],
+        ["gpu1", "node ray-worker-2", "1.0 GiB", "?", "?"],
+        ["gpu1", "free GPUs", "2 of 8", "4 of 8", "2"],
+        ["gpu1", "pass", "85.0 GiB", "12s"],
+    ]
+    server_passes.finish_passes(found, json=True)
+    row = msgspec.json.decode(capsys.readouterr().out)["hosts"][0]
+    assert (row["bytes_back"], row["gpus_back"], row["seconds"]) == (85 * gib, 2, 12.0)
+    assert (row["gpus_before"], row["gpus_after"]) == ({"number": 8, "free": 2}, {"number": 8, "free": 4})
+    assert row["places"][0]["nodes"][1]["after"]["bytes"] == 70 << 20
+
+
+@pytest.mark.parametrize(
+    ("before", "reply", "outcome"),
+    [
+        (THERE, ServerLogs(errors=("refused",)), Outcome.READ),
+        (THERE, ServerLogs(problems=("the ledger could not be read: damaged",)), Outcome.INCOMPLETE),
+        (BARE, None, Outcome.BLOCKED),
+        (seen(root=False, sudo="no sudo"), None, Outcome.BLOCKED),
+    ],
+)
+def test_logs_that_could_not_be_read_are_not_empty(
+    script: Callable[..., Scripted], before: Seen, reply: ServerLogs | None, outcome: Outcome
+) -> None:
+    made = script(gpu1=[before, reply])
+    found = do(lambda servers: servers.logs(wanted(), 5))
+    assert (found.outcome, found.logs) == (outcome, reply)
+    assert bool(found.words) is (outcome is not Outcome.READ)
+    assert reply is None or made.what["last"] == 5
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_file_that_a_person_changed_is_drift_and_no_step() -> None:
         ({"root": False, "sudo": "a password is required"}, "this needs root: a password is required"),
         ({"python": "3.10.12"}, "is Python 3.10; gpukeeper needs 3.11"),
         ({"python": "3.13.0"}, 'make bundle PYTHONS="3.13"'),
-        ({"machine": "aarch64"}, "this is aarch64"),
+        ({"machine": "aarch64"}, "this server is aarch64"),
         ({"free": 5999}, "Free some space"),
         ({"directory": "foreign"}, "is no virtual environment"),
         ({"units": None}, "Write unit: cron"),

@@ -82,7 +82,52 @@ def program(directory: Path, script: str) -> None:
 )
 def test_a_pass_replies_with_what_was_printed_or_why_not(directory: Path, script: str, reply: dict[str, Any]) -> None:
     program(directory, script)
-    assert server_program.one_pass({"directory": str(directory), "act": False}) == reply
+    found = server_program.one_pass({"directory": str(directory), "act": False})
+    assert found.pop("seconds") > 0
+    assert found == reply
+
+
+def gpu(device: str, how: str) -> dict[str, str]:
+    return {"place": "gpu1", "device": device, "how": how}
+
+
+@pytest.mark.parametrize(
+    ("before", "unseen", "counted"),
+    [
+        ([gpu("a", "running"), gpu("a", "infrastructure"), gpu("b", "free")], [], {"number": 2, "free": 1}),
+        ([], [], None),  # no GPU
+        ([gpu("a", "free")], [{"what": "containers"}], None),  # who holds it is not known
+    ],
+)
+def test_the_free_gpus_are_counted_before_a_pass_and_after_it(
+    directory: Path, before: list[dict[str, str]], unseen: list[dict[str, str]], counted: dict[str, int] | None
+) -> None:
+    observed = [{"gpus": before, "unseen": unseen}, {"gpus": [{**one, "how": "free"} for one in before], "unseen": []}]
+    directory.parent.mkdir()
+    for number, one in enumerate(observed):
+        directory.with_name(f"observed-{number}").write_text(json.dumps(one))
+    script = f"""cd {directory.parent}
+case $1 in
+observe) cat observed-0 ;;
+apply) mv observed-1 observed-0; echo '{{"policy": {{"mode": "enforce"}}, "places": []}}' ;;
+esac"""
+    program(directory, script)
+    found = server_program.one_pass({"directory": str(directory), "act": True})
+    after = None if counted is None else {**counted, "free": counted["number"]}
+    assert (found.get("gpus_before"), found.get("gpus_after")) == (counted, after)
+
+
+def test_logs_are_errors_and_newest_lines_and_what_cannot_be_read_is_named(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(directory, 'test "$3 $4" = "--last 2" || exit 9; test "$5" != --errors || exit 4; echo one; echo two')
+    monkeypatch.setattr(server_program, "journal", lambda last: ["echo", f"{last} of systemd"])
+    assert server_program.logs({"directory": str(directory), "last": 2}) == {
+        "errors": [],
+        "ledger": ["one", "two"],
+        "journal": ["2 of systemd"],
+        "problems": ["the errors could not be read: exit code 4"],
+    }
 
 
 @pytest.fixture

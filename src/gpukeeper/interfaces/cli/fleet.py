@@ -1,4 +1,4 @@
-"""`gpukeeper fleet`: gpukeeper on many servers, over ssh: deploy, status, upgrade, remove; plan and apply there."""
+"""`gpukeeper fleet`: gpukeeper on many servers, over ssh: deploy, status, upgrade, remove; plan, apply, logs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -19,7 +20,7 @@ from gpukeeper.interfaces.terminal import show
 from gpukeeper.interfaces.terminal.server_passes import SOME_FAILED, finish_passes, in_words, print_passes, print_sum
 from gpukeeper.interfaces.terminal.session import confirmed, span
 from gpukeeper.model.errors import UsageError
-from gpukeeper.rollout.execute import AT_ONCE, Outcome, ServerResult, Servers, read_bundle
+from gpukeeper.rollout.execute import AT_ONCE, Outcome, ServerLogs, ServerResult, Servers, read_bundle
 from gpukeeper.rollout.plan import Wanted
 
 app = typer.Typer(no_args_is_help=True, help="Deploy gpukeeper to many servers over ssh.")
@@ -35,6 +36,9 @@ SshConfig = Annotated[
 ]
 Connect = Annotated[
     str | None, typer.Option("--connect", metavar="DURATION", help="How long to wait for a connection.")
+]
+Last = Annotated[
+    int, typer.Option("--last", min=1, max=1000, metavar="N", help="How many lines of each log of each server.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 PlanOnly = Annotated[
@@ -105,6 +109,28 @@ def status(
     """Show version, unit, mode, last pass and drift of each server."""
     wanted, servers = chosen.wanted(hosts), chosen.servers()
     _finish(asyncio.run(servers.each(wanted, servers.status)), json=json)
+
+
+@app.command()
+@o.with_options
+def logs(
+    hosts: Hosts,
+    chosen: Chosen,
+    last: Last = 10,
+    json: o.Json = False,
+) -> None:
+    """Show the errors and the newest log lines of all servers.
+
+    From the ledger of each server; where systemd runs, also from the journal of its units."""
+    wanted, servers = chosen.wanted(hosts), chosen.servers()
+    results = asyncio.run(servers.each(wanted, partial(servers.logs, last=last)))
+    if json:
+        show.as_json("fleet-logs", {"hosts": [_logs_row(one) for one in results]})
+    else:
+        for one in results:
+            _print_logs(one)
+        print_sum(results)
+    _exit(results)
 
 
 @app.command()
@@ -208,8 +234,29 @@ def _finish(results: Sequence[ServerResult], *, json: bool, diff: bool = False) 
         show.as_json("fleet", {"hosts": [_row(one) for one in results]})
     else:
         _print(results, diff=diff)
+    _exit(results)
+
+
+def _exit(results: Sequence[ServerResult]) -> None:
     if not all(one.good for one in results):
         raise typer.Exit(SOME_FAILED)
+
+
+def _print_logs(one: ServerResult) -> None:
+    show.text(f"== {one.host}: {'; '.join((one.outcome.value, *one.words))}")
+    for name, lines in (one.logs or ServerLogs()).parts.items():
+        if lines:
+            show.text("\n".join((f"-- {name}", *lines)))
+    show.text("")
+
+
+def _logs_row(one: ServerResult) -> dict[str, object]:
+    return {
+        "host": one.host,
+        "outcome": one.outcome,
+        "words": one.words,
+        **{name: lines if one.logs else None for name, lines in (one.logs or ServerLogs()).parts.items()},
+    }
 
 
 def _print(results: Sequence[ServerResult], *, diff: bool) -> None:
