@@ -15,7 +15,7 @@ IMAGE ?= gpukeeper-accept:latest
 # Tests start hundreds of Python processes; without cached bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run install demo demo-web test test-slow test-smoke test-engines test-all base check format bench bench-compare simulate kube ray torch image operator-image rootfs helm ansible systemd docs package sbom bundle pins clean help
+.PHONY: run install demo demo-web test test-slow test-smoke test-engines test-all base check format bench bench-compare simulate kube ray torch image program operator-image rootfs helm ansible systemd docs package sbom bundle pins clean help
 
 help:            ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -131,6 +131,10 @@ pins: ## resolve the requirements files again (needs uv); existing pins stay whe
 image: ## build the acceptance image: make image IMAGE=NAME:TAG BASE=IMAGE NCCL_TESTS=DIRECTORY NCCL_TESTS_BASE=IMAGE
 	@PYTHON=$(PYTHON) NCCL_TESTS=$(NCCL_TESTS) deploy/acceptance/context.sh build/image
 	$(ENGINE) build -f build/image/Containerfile -t $(IMAGE) $(foreach one,BASE NCCL_TESTS_BASE,$(if $($(one)),--build-arg $(one)=$($(one)))) build/image
+
+program: $(VENV)/.installed ## gpukeeper as one file, and as ConfigMaps for images that have only PyTorch, in dist/
+	@PYTHON=$(PYTHON) deploy/acceptance/context.sh build/image
+	@$(BIN)/python deploy/acceptance/program.py build/image dist
 
 OPERATOR_IMAGE ?= gpukeeper:latest
 operator-image: ## build the image of operator, CronJob and agent: make operator-image OPERATOR_IMAGE=NAME:TAG BASE=IMAGE

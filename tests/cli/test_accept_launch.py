@@ -46,6 +46,16 @@ def test_a_run_over_many_nodes_is_collected_written_and_removed(fleet: Fleet) ->
     assert "4 nodes" in listed
 
 
+def test_the_files_of_older_kits_come_back_from_every_node(fleet: Fleet) -> None:
+    """C4.1: a summary for each node."""
+    _, told = launched(fleet, "pass,fail,pass", "--together", "--legacy", "--report-name", "node.json")
+    folder = Path(str(told["report_folder"])) / "nodes"
+    for name in ("sim-01", "sim-02", "sim-03"):
+        summary = json.loads((folder / name / "node.json").read_text())
+        assert {"env", "gpu_tests", "ddp_tests", "ddp_train"} <= set(summary)
+        assert (folder / name / "gpu_tests_result.json").is_file()
+
+
 def test_an_interruption_collects_and_removes_and_each_node_has_its_reason(fleet: Fleet) -> None:
     """C3.3: a summary comes in any case."""
     program = fleet.start("accept", *ON, *FAST, "--option", "scripts=wait,hang,pass", "--json")
@@ -127,7 +137,7 @@ def test_a_report_directory_that_cannot_be_written_is_named(fleet: Fleet) -> Non
 def test_render_starts_nothing(fleet: Fleet) -> None:
     ran = fleet.run("accept", *ON, "--nodes", "sim-01", "--render", "--check", "gemm", "--gpus-per-node", "4")
     assert ran.code == 0
-    assert ran.out.startswith("sim-01: GPUKEEPER_NODE=sim-01 gpukeeper accept --report-to-log ")
+    assert ran.out.startswith("sim-01: GPUKEEPER_GROUP_SIZE=1 GPUKEEPER_NODE=sim-01 gpukeeper accept --report-to-log ")
     assert ran.out.endswith(" --expect 4 --check gemm\n")
     assert fleet.run("accept", "list", *ON, "--json").json()["runs"] == []
 
@@ -142,7 +152,8 @@ def test_render_starts_nothing(fleet: Fleet) -> None:
         ((*ON, "--timeout", "5"), "--timeout"),
         ((*ON, "--option", "x"), "write it like KEY=VALUE"),
         ((*ON, "--option", "node=3"), 'Did you mean "nodes"?'),
-        ((*ON, "--legacy"), "--legacy: not with --on. Nothing was started."),
+        ((*ON, "--self-test"), "--self-test: not with --on. Nothing was started."),
+        ((*ON, "--legacy", "--report-name", "report.json"), "not a plain file name"),
         (("--nodes", "all", "--keep-objects"), "--nodes, --keep-objects: only with --on ENGINE"),
         (("show", "r-1", *ON), "simulated has nothing of run r-1. Runs there: none."),
     ],

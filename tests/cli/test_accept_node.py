@@ -5,6 +5,7 @@ C4.1, C17.2
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from gpukeeper.acceptance.fleet.collect import FRAME_MARK, decode_frames, read_message
 from gpukeeper.acceptance.record import Report
+from gpukeeper.acceptance.reports import legacy
 from gpukeeper.acceptance.reports.formats import read_report
 from gpukeeper.model.gpu import Grade
 from tests.cli.fleet import Fleet
@@ -70,20 +72,33 @@ def test_a_state_directory_that_cannot_be_written_does_not_prevent_the_test(flee
     assert "This run is not compared with earlier ones" in ran.err
 
 
-def test_variables_of_a_job_on_several_nodes_do_not_prevent_it(fleet: Fleet) -> None:
-    ran = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", WORLD_SIZE="4", RANK="1", PET_NNODES="2")
-    assert len(sent(ran.out).tallies) == 2
-
-
-def test_one_node_of_a_run_over_several_is_not_tested_alone_in_silence(fleet: Fleet) -> None:
-    """The manifests set the variables of a group and not --together: each node passed without a byte on the network."""
-    group = {"GPUKEEPER_GROUP_SIZE": "2", "GPUKEEPER_GROUP_INDEX": "0", "MASTER_ADDR": "gpu-1"}
-    ran = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", **group)
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"GPUKEEPER_GROUP_SIZE": "2", "GPUKEEPER_GROUP_INDEX": "0", "MASTER_ADDR": "gpu-1"},
+        {"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "gpu-1"},
+        {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "gpu-1"},
+    ],
+)
+def test_one_node_of_a_run_over_several_is_not_tested_alone_in_silence(fleet: Fleet, variables: dict[str, str]) -> None:
+    """A manifest set the variables of a group and not --together: each node passed without a byte on the network."""
+    ran = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", **variables)
     assert ran.code == 2
-    assert "this is one of 2 nodes of one run, and --together is missing" in ran.err
-    assert sent(ran.out).verdict is Grade.INCONCLUSIVE
-    alone = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", WORLD_SIZE="4", RANK="1")
-    assert "this node is tested alone (without --together)" in alone.err
+    assert "--together is missing, so only this node would be tested" in ran.err
+    report = sent(ran.out)
+    assert (report.verdict, len(report.tallies)) == (Grade.INCONCLUSIVE, 0)
+    alone = fleet.run(*SMALL, GPUKEEPER_NODE="gpu-1", **variables | {"GPUKEEPER_GROUP_SIZE": "1"})
+    assert len(sent(alone.out).tallies) == 2
+
+
+def test_what_older_kits_wrote_can_be_made_from_what_is_sent(fleet: Fleet) -> None:
+    """C4.1: `--legacy` of a launched run: with the replies of the probes, which are left out otherwise."""
+    words = ("--check", "collectives,ddp", "--ranks", "2")
+    plain, whole = (
+        sent(fleet.run(*SMALL[:-2], *words, *more, GPUKEEPER_NODE="gpu-1").out) for more in ((), ("--legacy",))
+    )
+    assert "ddp_tests_result.json" not in legacy.files(plain)
+    assert json.loads(legacy.files(whole)["ddp_tests_result.json"])["world"] == 2
 
 
 def test_started_again_it_prints_the_report_that_it_has(fleet: Fleet, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukeeper.acceptance.fleet.launcher import RunSpec, Target
-from gpukeeper.acceptance.launchers.kubernetes.forms import items
+from gpukeeper.acceptance.launchers.kubernetes.forms import can_name_a_label, items
 from gpukeeper.acceptance.launchers.kubernetes.launcher import as_yaml
 from gpukeeper.acceptance.launchers.kubernetes.objects import Plan, options_of
 
@@ -24,6 +24,13 @@ RUNS: dict[str, tuple[str, int, int, dict[str, str], dict[str, Any]]] = {
     "two-nodes": ("job", 2, 8, {}, TOGETHER),
     "job-per-node": ("job", 2, 8, {}, {}),
     "daemonset": ("daemonset", 2, 8, {}, {}),
+    "every-gpu-node": (
+        "daemonset",
+        0,
+        8,
+        {},
+        {"selector": "nvidia.com/gpu.present=true", "gpus_per_node": 8},
+    ),
     "statefulset": ("statefulset", 2, 8, {}, TOGETHER),
     "indexed-job": ("indexed-job", 2, 8, {"ttl": "1h"}, TOGETHER),
     "jobset": ("jobset", 2, 8, {}, TOGETHER),
@@ -53,7 +60,8 @@ def rendered(name: str) -> str:
     spec = RunSpec(run=name, owner="ann", created=created, engine="kubernetes", form=form, image=IMAGE, **more)
     alike = tuple(Target(node=f"gpu-{number}", gpus=gpus, resource=GPU) for number in range(1, nodes + 1))
     targets = MIXED if name == "mixed-cluster" else alike
-    made = items(Plan(spec, options_of({"namespace": "default", **options}), targets))
+    placed = options_of({"namespace": "default", **options})
+    made = items(Plan(spec, placed, targets, by_label=can_name_a_label(spec)))
     return as_yaml([one.manifest for one in sorted(made, key=lambda one: not one.owned)])
 
 

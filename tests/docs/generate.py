@@ -17,9 +17,9 @@ from typing import Any
 import typer
 
 from gpukeeper.__main__ import app
-from gpukeeper.acceptance.check import Check, RunMode
+from gpukeeper.acceptance.check import Check, CheckSize, RunMode
 from gpukeeper.acceptance.judging.reference import ROWS
-from gpukeeper.acceptance.suite import CHECKS
+from gpukeeper.acceptance.suite import CHECKS, deadline_s
 from gpukeeper.interfaces.cli.main import LazyCommand
 from gpukeeper.lifecycle.decide import RULES
 from gpukeeper.lifecycle.rule import Rule
@@ -60,7 +60,8 @@ Written from the code by `python -m tests.docs.generate`; do not edit by hand.
 
 `gpukeeper accept` runs these checks in this order, as many as fit into the time (`--within`): each once, then longer
 variants, the most informative per minute first. The report lists what was skipped. `gpukeeper check show NAME` prints
-the same information. See also [What a verdict means](../explanation/what-a-verdict-means.md) and the
+the same information. A check that has no result at its deadline is ended and INCONCLUSIVE; `--check-timeout` sets one
+for all. See also [What a verdict means](../explanation/what-a-verdict-means.md) and the
 [reference values of each GPU model](gpu-models.md).
 
 | check | what | runs on | quick |
@@ -159,11 +160,19 @@ def _quick(check: Check) -> str:
 
 
 def _check_section(check: Check) -> str:
-    servings = [f"| {one.depth} | {one.seconds:g} s | {one.what} | {_params(one.params)} |" for one in check.servings]
-    table = "| depth | about | what | parameters |\n|---|---|---|---|\n" + "\n".join(servings) + "\n"
+    servings = [
+        f"| {one.depth} | {one.seconds:g} s | {_deadline(check, one)} | {one.what} | {_params(one.params)} |"
+        for one in check.servings
+    ]
+    table = "| depth | about | deadline | what | parameters |\n|---|---|---|---|---|\n" + "\n".join(servings) + "\n"
     needs = f" Needs {check.least_gpus} GPUs." if check.least_gpus > 1 else ""
     said = f"{check.title}.{needs}\n\n**Proves:** {check.proves}\n\n**Cannot:** {check.cannot}"
     return f"## {check.name}\n\n{said}\n\n{table}"
+
+
+def _deadline(check: Check, size: CheckSize) -> str:
+    found = deadline_s(check, size)
+    return "–" if found is None else f"{found:g} s"
 
 
 def _params(params: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     expected: int | None = None  # GPUs that must be here
     gpus: tuple[str, ...] = ()  # only these, by uuid, index or serial; empty: all
     within_s: float = 60.0
+    check_timeout_s: float | None = None  # of each check; None: its own, which is longer for a larger size
     profile: str = "quick"
     only: tuple[str, ...] = ()  # checks; empty: as many as fit
     skip: tuple[str, ...] = ()

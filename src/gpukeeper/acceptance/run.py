@@ -391,6 +391,8 @@ async def _run_probes(
     assert one.check.request is not None, f"{one.check.name} has nothing to run"
     began, before = clock.now(), dict(run.last)
     job = one.check.request(one.serving, run.context())
+    if (limit := run.order.wish.check_timeout_s) is not None:
+        job = msgspec.structs.replace(job, deadline_s=limit)
     run.order.progress(ProbeStarted(one.check.name, job.params))
     answers: Mapping[str, ProbeReply]
     if one.check.how is RunMode.TOGETHER:

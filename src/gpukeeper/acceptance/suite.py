@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpukeeper.acceptance.check import ALWAYS, Check, CheckSize, RunMode, RunRequest
+from gpukeeper.acceptance.check import ALWAYS, Check, CheckContext, CheckSize, RunMode, RunRequest
 from gpukeeper.acceptance.checks import (
     collectives,
     copies,
@@ -26,7 +26,7 @@ from gpukeeper.acceptance.checks import (
     topology,
     training,
 )
-from gpukeeper.acceptance.record import NotTested
+from gpukeeper.acceptance.record import Machine, NotTested, Thresholds
 from gpukeeper.model.gpu import Gpu
 
 CHECKS: tuple[Check, ...] = (
@@ -52,6 +52,16 @@ CHECKS: tuple[Check, ...] = (
 
 def find_check(name: str) -> Check | None:
     return next((check for check in CHECKS if check.name == name), None)
+
+
+def deadline_s(check: Check, size: CheckSize) -> float | None:
+    """After which the probe of a check is ended, unless --check-timeout says otherwise. None: it runs nothing."""
+    if check.request is None:
+        return None
+    gpus = tuple(Gpu(uuid=f"gpu-{number}", index=number) for number in range(2))
+    machine = Machine(node="here", gpus=gpus)
+    example = CheckContext(wish=RunRequest(), machine=machine, gpus=gpus, limits=lambda *_: Thresholds())
+    return check.request(size, example).deadline_s
 
 
 NOT_SELECTED = "not among the selected checks"

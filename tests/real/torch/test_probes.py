@@ -96,11 +96,22 @@ def test_too_little_memory_is_no_result(worker: installation.Worker) -> None:
 
 
 def test_stress_tells_speed_by_window_and_verifies_as_it_goes(worker: installation.Worker) -> None:
-    result = worker.run("stress", n=64, seconds=0.4, window_s=0.1)
+    result = worker.run("stress", n=64, seconds=0.6, window_s=0.1)
     assert len(result["windows"]) >= 3
+    assert [one["at"] for one in result["windows"]] == sorted(one["at"] for one in result["windows"])
     assert result["verified"] > len(result["windows"])
     assert (result["mismatches"], result["where"]) == (0, [])
     assert result["step_ms_first"] > 0 < result["step_ms_last"]
+
+
+def test_stress_is_three_runs_that_each_begin_anew(worker: installation.Worker) -> None:
+    """C2.4: not thirds of one. Between them the data of the next one are prepared."""
+    result = worker.run("stress", n=64, seconds=0.6, window_s=0.1)
+    assert sorted({one["run"] for one in result["windows"]}) == [0, 1, 2]
+    times = result["loaded"]
+    assert len(times) == 6
+    assert times == sorted(times)
+    assert times[1] < times[2] < times[3] < times[4]
 
 
 def test_stress_takes_the_next_kind_of_number_on_a_gpu_that_is_too_old_for_bf16() -> None:

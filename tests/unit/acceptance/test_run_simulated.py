@@ -94,6 +94,16 @@ def test_a_hang_blames_its_gpu_and_takes_the_time_of_the_others() -> None:
     assert "exact-not-run" in {one.code for one in report.findings}
 
 
+def test_a_check_has_the_deadline_that_was_requested_for_all_or_its_own() -> None:
+    """C3.3: 300 s in older kits."""
+    for asked, found in ((300.0, 300.0), (None, 410.0)):
+        bench = SimulatedWorkbench(gpus=2, hang=(0,))
+        wish = RunRequest(only=("gemm",), check_timeout_s=asked)
+        report, _ = run(bench, CHECKS, wish, clock=bench.clock, limits=reference.limits)
+        words = [one.message for one in report.findings if one.check == "gemm" and one.verdict is Grade.INCONCLUSIVE]
+        assert f"no result within {found:g} s" in words[0]
+
+
 @pytest.mark.parametrize("wish", [{"only": ("gemm",)}, {"skip": ("exact",)}])
 def test_a_missing_gpu_is_found_whatever_was_requested(wish: dict[str, Any]) -> None:
     """C1.1"""

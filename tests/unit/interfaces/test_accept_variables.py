@@ -63,14 +63,29 @@ def test_what_cannot_be_read_is_refused_by_name(environ: dict[str, str]) -> None
         {"PET_NNODES": "2", "PET_MASTER_ADDR": "node-0"},
         {"PET_NNODES": "1:4"},
         {"WORLD_SIZE": "2", "K8S_MASTER_ADDR": "node-0"},
+        {"GPUKEEPER_GROUP_SIZE": "2", "GPUKEEPER_GROUP_INDEX": "0", "MASTER_ADDR": "node-0"},
+        {"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "0"},
+        {"RANK": "1", "MASTER_ADDR": "node-0"},
+        {"PET_NODE_RANK": "1"},
+        {"MASTER_ADDR": "node-0.train"},
+        {"PET_RDZV_ENDPOINT": "[fd00::7]:29500"},
+        {"MASTER_ADDR": "fd00::7"},
     ],
 )
-def test_a_rank_of_a_larger_job_is_refused_with_the_way_to_test_one_node(environ: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="one rank of a larger job") as refused:
+def test_one_node_of_several_is_never_tested_alone_without_a_word_that_says_so(environ: dict[str, str]) -> None:
+    """Whoever set them: a manifest, torchrun, an operator."""
+    with pytest.raises(UsageError, match="those of one node of several") as refused:
         read_variables(environ)
     for name, value in environ.items():
         assert f"{name}={value}" in str(refused.value)
-        assert f"-u {name}" in str(refused.value)
+    assert "add --together on every node" in str(refused.value)
+    read_variables({**environ, "GPUKEEPER_GROUP_SIZE": "1"})
+    read_variables(environ, together=True)
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1:29500", "[::1]:29500", "::1"])
+def test_an_address_of_this_machine_alone_is_no_group(address: str) -> None:
+    read_variables({"MASTER_ADDR": address, "MASTER_PORT": "29500"})
 
 
 def test_ranks_that_are_all_here_are_started_by_us() -> None:

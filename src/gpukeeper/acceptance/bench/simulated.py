@@ -22,6 +22,7 @@ from gpukeeper.acceptance.bench.simulated_gpus import (
     SimulatedFaults,
     SimulatedGpus,
 )
+from gpukeeper.acceptance.checks.stress import RUNS
 from gpukeeper.acceptance.record import Machine, ProbeFailure, ProbeReply, ProbeRequest, ProbeResult
 from gpukeeper.model.gpu import Health, Reading
 from gpukeeper.model.ports import Clock
@@ -234,10 +235,10 @@ class SimulatedProbes:
             str(params.get("dtype", "bf16")),
         )
         speed = self._gpus.model.gemm.get(dtype, self._gpus.model.gemm["bf16"]) * 1.08  # whole numbers draw less power
-        count = max(2, min(60, int(seconds)))
+        count = max(RUNS, min(60, int(seconds)))
         loss = _inject(params, "slow", 0.0)
         windows = [
-            {"at": seconds * turn / count, "tflops": one / (1 + loss * turn / count)}
+            {"run": RUNS * turn // count, "at": seconds * turn / count, "tflops": one / (1 + loss * turn / count)}
             for turn, one in enumerate(self._gpus.samples(index, speed, count))
         ]
         flipped = int(self._gpus.faults.flip.get(index) == dtype or bool(_inject(params, "flip", False)))

@@ -17,13 +17,14 @@ from gpukeeper.model.unknown import Unknown
 
 NAME = "stress"
 RISE = 0.20  # of the step time, from the first window to the last
-APART_WARN, APART_FAIL = 0.05, 0.10  # between the three thirds of the run
+APART_WARN, APART_FAIL = 0.05, 0.10  # between the runs
 LEAST_USE = 90.0  # percent
 LEAST_POWER = 0.75  # of the limit
 HOT = ((r".*\bA100\b.*", 80.0), (r".*\bH[12]00\b.*", 85.0))  # °C; other models: as reported by their driver
 DRAWS_ITS_LIMIT = re.compile(r".*\b(H200|H100 80GB HBM3)\b.*")  # models that this load brings to their power limit
 WARM_S = 3.0  # until the load is full
-THIRDS = 3
+AGAIN_S = 1.0  # the same when a later run begins
+RUNS, THIRDS = 3, 3
 LOWER = ("results", "steadiness", "step_time", "temperature")  # of these less is better
 UNITS = {
     "results": "elements",
@@ -51,8 +52,7 @@ def interpret(trial: CheckRun, context: CheckContext) -> tuple[Finding, ...]:
 
 def _of(gpu: str, result: Values, context: CheckContext) -> Iterable[Finding]:
     yield _right(gpu, result)
-    speeds = replies.figures([window["tflops"] for window in result["windows"]])
-    yield _steady(gpu, speeds)
+    yield _steady(gpu, result["windows"])
     yield _rise(gpu, float(result["step_ms_first"]), float(result["step_ms_last"]))
     if not context.small:
         yield from _sampled(context.gpu(gpu), result, context)
@@ -78,16 +78,16 @@ def _right(gpu: str, result: Values) -> Finding:
     return replace(found, evidence={"where": where})
 
 
-def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
-    """Three runs in a row are three thirds of one: they must not differ by more than 5 %, or 10 %."""
-    if len(speeds) < THIRDS:
-        return judge.missing(
-            NAME, "steadiness", gpu, f"{len(speeds)} windows cannot be split into three parts; increase seconds"
-        )
-    if not all(math.isfinite(speed) and speed > 0 for speed in speeds):
+def _steady(gpu: str, windows: Sequence[Values]) -> Finding:
+    """Runs in a row, each of which began anew, must not differ by more than 5 %, or 10 %."""
+    runs: dict[object, list[float]] = {}
+    for window in windows:
+        runs.setdefault(window.get("run"), []).extend(replies.figures([window["tflops"]]))
+    if len(runs) < RUNS:
+        return judge.missing(NAME, "steadiness", gpu, f"{len(runs)} runs were measured, {RUNS} are compared")
+    if not all(math.isfinite(speed) and speed > 0 for speeds in runs.values() for speed in speeds):
         return judge.missing(NAME, "steadiness", gpu, "a window has no valid speed")
-    size = len(speeds) // THIRDS
-    parts = [median(speeds[at * size : (at + 1) * size]) for at in range(THIRDS)]
+    parts = [median(speeds) for speeds in runs.values()]
     apart = (max(parts) - min(parts)) / max(parts)
     grade = Grade.FAIL if apart > APART_FAIL else Grade.WARN if apart > APART_WARN else Grade.PASS
     shown = ", ".join(f"{part:.4g}" for part in parts)
@@ -97,7 +97,7 @@ def _steady(gpu: str, speeds: Sequence[float]) -> Finding:
         "steadiness",
         grade,
         "steady-ok" if grade is Grade.PASS else "unsteady",
-        f"Speed in the three thirds of the run: {shown} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
+        f"Speed of {len(parts)} runs: {shown} TFLOP/s, {apart:.1%} apart (allowed {APART_WARN:.0%}).{cause}",
         Remedy.NONE if grade is Grade.PASS else Remedy.WATCH,
         value=apart,
     )
@@ -119,11 +119,15 @@ def _rise(gpu: str, first: float, last: float) -> Finding:
 
 
 def _sampled(gpu: Gpu, result: Values, context: CheckContext) -> Iterable[Finding]:
-    """What the driver reported during the load: not while its data were prepared, nor while other GPUs were still at
-    work. The first seconds are skipped: the load is not full yet."""
+    """What the driver reported during the load: not while the data of a run were prepared, nor while other GPUs were
+    still at work. The first seconds are skipped: the load is not full yet."""
     own = [one for one in context.readings if one.uuid == gpu.uuid and one.check == NAME]
-    start, end = result.get("loaded") or (min((one.at for one in own), default=0.0), math.inf)
-    loaded = [one for one in own if start + WARM_S <= one.at <= end]
+    times = result.get("loaded") or (min((one.at for one in own), default=0.0), math.inf)
+    runs = [
+        (start + (AGAIN_S if number else WARM_S), end)
+        for number, (start, end) in enumerate(zip(times[::2], times[1::2], strict=True))
+    ]
+    loaded = [one for one in own if any(start <= one.at <= end for start, end in runs)]
     yield _use(gpu, [one.utilisation for one in loaded if one.utilisation is not None], context)
     yield _temperature(gpu, [one.temperature_c for one in loaded if one.temperature_c is not None], context)
     if gpu.part_of is None:  # watts are those of the whole GPU

@@ -29,10 +29,12 @@ from gpukeeper.model import reading
 from gpukeeper.model.errors import KeeperError
 from gpukeeper.model.gpu import Grade, rank
 from gpukeeper.model.unknown import Unknown
-from gpukeeper.model.words import in_words
+from gpukeeper.model.words import in_words, plain
 
 FRAME_MARK = "GPUKEEPER-REPORT"
 FRAME_VERSION = "1"
+NCCL_MARK = "[NCCL "  # a line of NCCL's log, with the name of its file
+NCCL_MAX = 64 << 10  # characters of NCCL's logs that a node sends; 512 nodes are read by one launcher
 FRAME_MAX = 8192  # bytes; engines split lines of more than 16 KiB
 REPORT_MAX = 64 << 20  # bytes, unpacked
 PARTS_MAX = 4096
@@ -77,6 +79,17 @@ def encode_frames(report: bytes, run: str, node: str) -> list[str]:
         lines.append(f"{head} {_checksum(head, data)} {data}")
     assert all(len(line) <= FRAME_MAX for line in lines), "a name is longer than a line allows"
     return lines * FRAME_COPIES
+
+
+def nccl_lines(logs: Mapping[str, str]) -> Iterator[str]:
+    """The beginnings of NCCL's logs, where its version, networks, rings and choices are."""
+    found = {name: words for name, words in logs.items() if name.rpartition("/")[2].startswith("nccl-") and words}
+    for name, words in found.items():
+        share = NCCL_MAX // len(found)
+        for line in words[:share].splitlines():
+            yield f"{NCCL_MARK}{name}] {plain(line)}"
+        if len(words) > share:
+            yield f"{NCCL_MARK}{name}] {len(words) - share} more characters were not sent"
 
 
 def quoted(node: str) -> str:

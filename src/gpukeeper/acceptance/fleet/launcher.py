@@ -63,8 +63,12 @@ def command(spec: RunSpec) -> tuple[str, ...]:
     return ("gpukeeper", "accept", "--report-to-log", spec.run, *together, *spec.arguments)
 
 
+# Each node is tested alone, whatever the variables of a launcher say: without it `accept` refuses them.
+ALONE = {"GPUKEEPER_GROUP_SIZE": "1"}
+
+
 def environment(spec: RunSpec, node: str) -> dict[str, str]:
-    return {**spec.environment, "GPUKEEPER_NODE": node}
+    return {**spec.environment, **({} if spec.together else ALONE), "GPUKEEPER_NODE": node}
 
 
 def group_environment(spec: RunSpec, index: int, size: int, master: str) -> dict[str, str]:

@@ -18,7 +18,15 @@ from pathlib import Path
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.collect import FRAME_MARK, Collected, FrameReader, RunReport, read_sent, run_report
+from gpukeeper.acceptance.fleet.collect import (
+    FRAME_MARK,
+    NCCL_MARK,
+    Collected,
+    FrameReader,
+    RunReport,
+    read_sent,
+    run_report,
+)
 from gpukeeper.acceptance.fleet.launcher import (
     LOST,
     RUN_ID,
@@ -33,7 +41,7 @@ from gpukeeper.acceptance.fleet.launcher import (
     flags,
 )
 from gpukeeper.acceptance.record import Report
-from gpukeeper.acceptance.reports import formats, merge
+from gpukeeper.acceptance.reports import formats, legacy, merge
 from gpukeeper.acceptance.reports.formats import REPORT
 from gpukeeper.acceptance.reports.html import page_of_fleet, page_of_report
 from gpukeeper.acceptance.reports.store import HTML, JUNIT, ReportFolder, load_file, read
@@ -44,7 +52,7 @@ from gpukeeper.model.ports import Clock
 from gpukeeper.model.unknown import Unknown
 
 DESCRIPTION, FLEET, PAGE, NODES_CSV, GPUS_CSV = "run.json", "fleet.json", "fleet.html", "nodes.csv", "gpus.csv"
-LOG, LOG_MAX = "log.txt", 256 << 10
+LOG, NCCL_LOG, LOG_MAX = "log.txt", "nccl.log", 256 << 10
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +61,11 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunArchive:
-    def __init__(self, reports: Path, run: str) -> None:
+    def __init__(self, reports: Path, run: str, *, summary: str = "") -> None:
+        """`summary`: also write the files of the older test kits for each node, with this name for the summary."""
         if not RUN_ID.fullmatch(run):
             raise UsageError(f"{run!r} is not a run id. To list runs: gpukeeper accept list")
-        self.path = reports / run
+        self.path, self._summary = reports / run, summary
         self.nodes = ReportFolder(self.path / "nodes")
 
     def exists(self) -> bool:
@@ -76,7 +85,12 @@ class RunArchive:
 
     def add(self, report: Report, text: bytes, log: bytes) -> Path:
         """As soon as it arrives, and durable. The same again changes nothing."""
-        extra = {LOG: log[-LOG_MAX:]} if log else {}
+        parts: dict[str, list[bytes]] = {LOG: [], NCCL_LOG: []}
+        for line in log.splitlines(keepends=True):
+            parts[NCCL_LOG if line.startswith(NCCL_MARK.encode()) else LOG].append(line)
+        extra = {name: b"".join(lines)[-LOG_MAX:] for name, lines in parts.items() if lines}
+        if self._summary:
+            extra |= {name: words.encode() for name, words in legacy.files(report, self._summary).items()}
         if report.verdict is not Grade.PASS:
             extra[HTML] = page_of_report(report).encode()
         return self.nodes.add(_directory(report.node), text, extra)

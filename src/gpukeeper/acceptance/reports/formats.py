@@ -54,9 +54,13 @@ def encodable(report: Report) -> Report:
     return report
 
 
-def report_json(report: Report) -> bytes:
+def report_json(report: Report, *, with_records: bool = False) -> bytes:
+    """`with_records`: also what each probe replied, from which the files of the older test kits are made."""
     lean = msgspec.structs.replace(
-        report, timeline=(), records=(), findings=tuple(_finite(finding) for finding in report.findings)
+        report,
+        timeline=(),
+        records=report.records if with_records else (),
+        findings=tuple(_finite(finding) for finding in report.findings),
     )
     return msgspec.json.format(msgspec.json.encode(lean), indent=1) + b"\n"
 

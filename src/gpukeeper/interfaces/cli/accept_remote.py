@@ -19,11 +19,11 @@ from typing import Annotated, TypeAlias, TypeVar, cast
 import typer
 
 from gpukeeper.acceptance.fleet import group_jobs
-from gpukeeper.acceptance.fleet.collect import FRAME_MARK, exit_code
+from gpukeeper.acceptance.fleet.collect import FRAME_MARK, NCCL_MARK, exit_code
 from gpukeeper.acceptance.fleet.launcher import DEADLINE_S, Launcher, RunSpec, RunSummary, flags
 from gpukeeper.acceptance.launchers import story
 from gpukeeper.acceptance.launchers.story import LOG, RunArchive
-from gpukeeper.acceptance.reports.store import read
+from gpukeeper.acceptance.reports.store import read, refuse_summary
 from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.blocking import SystemClock
 from gpukeeper.config.problems import did_you_mean
@@ -66,12 +66,12 @@ def launch(options: RunOptions, wanted: LaunchOptions) -> int:
     """The exit code. Everything that can be refused is refused before anything is started."""
     local = {
         "--reference": options.reference,
-        "--legacy": options.legacy,
         "--self-test": options.self_test,
         "--report-to-log": options.report_to_log,
     }
     if refused := [flag for flag, given in local.items() if given]:
         raise UsageError(f"{', '.join(refused)}: not with --on. {NOTHING}")
+    refuse_summary(options.report_name)
     spec = _spec(options, wanted)
     launcher = open_launcher(spec.engine, spec.options)
     return asyncio.run(_launched(options, wanted, spec, launcher))
@@ -106,9 +106,14 @@ def _spec(options: RunOptions, wanted: LaunchOptions) -> RunSpec:
 def _forwarded(options: RunOptions) -> tuple[str, ...]:
     """The words of the same run on one node."""
     switches = {"--quick": options.quick, "--full": options.full, "--strict": options.strict}
-    switches |= {"--verbose": options.verbose, "--together": options.together}
+    switches |= {"--verbose": options.verbose, "--together": options.together, "--legacy": options.legacy}
     words = [flag for flag, given in switches.items() if given]
-    single = {"--within": options.within, "--expect": options.expect, "--ranks": options.ranks}
+    single = {
+        "--within": options.within,
+        "--check-timeout": options.check_timeout,
+        "--expect": options.expect,
+        "--ranks": options.ranks,
+    }
     single |= {"--python": options.python, "--device": options.device if options.device != "cuda" else None}
     for flag, value in single.items():
         words += [] if value is None else [flag, str(value)]
@@ -162,7 +167,8 @@ async def _launched(options: RunOptions, wanted: LaunchOptions, spec: RunSpec, l
             return 0
         folder = made_reports(options.report_dir)
         await _clear_leftovers(launcher, folder, spec.owner, printer)
-        setting = setting_of(launcher, RunArchive(folder, spec.run), printer)
+        summary = options.report_name if options.legacy else ""
+        setting = setting_of(launcher, RunArchive(folder, spec.run, summary=summary), printer)
         printer.begin(spec, targets)
         _hear_signals(setting.stop)
         ended = await story.launch(setting, spec, targets, keep_objects=wanted.keep_objects)
@@ -288,7 +294,9 @@ def logs(
                 typer.echo(f"{name}: the log could not be read: {plain(output.why)}")
                 continue
             lines = [line for line in text.decode("utf-8", "replace").splitlines() if FRAME_MARK not in line]
-            for line in lines if node is not None else lines[-tail:]:
+            if node is None:
+                lines = [line for line in lines if not line.startswith(NCCL_MARK)][-tail:]
+            for line in lines:
                 typer.echo(plain(line) if node is not None else f"{name}: {plain(line)}")
 
     with reader_may_leave():

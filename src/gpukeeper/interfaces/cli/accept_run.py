@@ -27,7 +27,7 @@ from gpukeeper import __version__
 from gpukeeper.acceptance.bench.probing import ProbeLauncher
 from gpukeeper.acceptance.check import ALWAYS, RunRequest
 from gpukeeper.acceptance.fleet import group_jobs
-from gpukeeper.acceptance.fleet.collect import encode_frames, termination_message, without_result
+from gpukeeper.acceptance.fleet.collect import encode_frames, nccl_lines, termination_message, without_result
 from gpukeeper.acceptance.fleet.group_jobs import Member, RankDevice
 from gpukeeper.acceptance.fleet.group_judge import Limits
 from gpukeeper.acceptance.fleet.launcher import RUN_ID
@@ -161,7 +161,7 @@ def run(options: RunOptions) -> int:
 def prepare(options: RunOptions, environ: Mapping[str, str]) -> PreparedRun:
     refuse_summary(options.report_name)
     run = options.report_to_log or ""
-    environment = read_variables(environ, of_many=bool(run) or options.together, together=options.together)
+    environment = read_variables(environ, together=options.together)
     options = environment.below(options)
     rows = read_rows(options.reference) if options.reference is not None else ()
     if not options.together:
@@ -402,7 +402,7 @@ def run_on_node(options: RunOptions, run: str) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before and after the checks it ends with a report
     report, code = _earlier(options, run, node, environ) or _tested(options, run, node, environ)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    _send(report, environ)
+    _send(report, environ, with_records=options.legacy)
     if environ.get("GPUKEEPER_STAY") == "1" and not report.interrupted:
         _stay()
     return code
@@ -450,6 +450,8 @@ def _tested(options: RunOptions, run: str, node: str, environ: Mapping[str, str]
                 folder, problems = written(options, report, logs, folder_name(run, node))
             problems += recorded(ledger, report, folder)
         with acceptance.reader_may_leave():
+            for line in nccl_lines(logs):
+                typer.echo(line)
             print_result(options, report, folder, printer)
         for problem in problems:
             print_message(problem)
@@ -498,9 +500,9 @@ def _ledger() -> Iterator[SqliteLedger]:
             ledger.close()
 
 
-def _send(report: Report, environ: Mapping[str, str]) -> None:
+def _send(report: Report, environ: Mapping[str, str], *, with_records: bool) -> None:
     """The lines begin on a line of their own. The message comes last: it also says that all lines are printed."""
-    text = report_json(report)
+    text = report_json(report, with_records=with_records)
     with acceptance.reader_may_leave():
         typer.echo("")
         for line in encode_frames(text, report.run, report.node):

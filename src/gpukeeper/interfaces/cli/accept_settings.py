@@ -28,7 +28,10 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 YES = {"1", "true", "yes", "on"}
 NO = {"0", "false", "no", "off"}
 ADDRESS = ("MASTER_ADDR", "K8S_MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
-LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT", "POD_NAMESPACE")
+GROUP = ("GPUKEEPER_GROUP_SIZE", "GPUKEEPER_GROUP_INDEX")
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_PORT")
+PET = ("PET_NNODES", "PET_NODE_RANK")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,14 @@ class RunOptions:
         str | None,
         typer.Option(
             "--within", metavar="DURATION", help="Time limit: run as many checks as fit into 5m, 30m, 4h, 24h, …"
+        ),
+    ] = None
+    check_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--check-timeout",
+            metavar="DURATION",
+            help="Deadline of each check, for example 300s. Default: its own, see `gpukeeper check show`.",
         ),
     ] = None
     gpus: Annotated[
@@ -189,13 +200,10 @@ class EnvironmentSettings:
         return replace(options, report_dir=Path(self.report_dir), legacy=True)
 
 
-def read_variables(environ: Mapping[str, str], *, of_many: bool = False, together: bool = False) -> EnvironmentSettings:
-    """`of_many`: of a run over many nodes, in which each is tested alone first, whatever started it. `together`: and
-    then all of them as one run."""
-    if not of_many:
-        _refuse_several_nodes(environ)
+def read_variables(environ: Mapping[str, str], *, together: bool = False) -> EnvironmentSettings:
+    """`together`: this machine is also tested as one of several nodes, and then their number is read elsewhere."""
     if not together:
-        _refuse_group(environ)
+        _refuse_several_nodes(environ)
     environment = EnvironmentSettings(python=environ.get("GPUKEEPER_PYTHON") or None)
     _length_variable(environ, environment)
     _training(environ, environment)
@@ -251,36 +259,45 @@ def _expected(environ: Mapping[str, str], environment: EnvironmentSettings) -> N
 
 
 def _refuse_several_nodes(environ: Mapping[str, str]) -> None:
-    """A rank of a job of another launcher. Testing the node alone would look like a test of the job."""
-    world = _count(environ, "WORLD_SIZE", least=0) or 1
-    nodes = _nodes(environ.get("PET_NNODES", ""))
-    if world <= 1 and nodes <= 1:
+    """One node of several, or one rank of several: a verdict about it alone would be read as one about the network
+    between the nodes. A launcher that tests each node alone says so with GPUKEEPER_GROUP_SIZE=1."""
+    size = _count(environ, "GPUKEEPER_GROUP_SIZE")
+    if size == 1 or (size is None and not _is_one_of_several(environ)):
         return
-    names = [name for name in (*LAUNCHED, "PET_NNODES", *ADDRESS) if name in environ]
+    names = [name for name in (*GROUP, *LAUNCHED, *PET, *ADDRESS) if environ.get(name)]
     where = "; ".join(f"{name}={environ[name]}" for name in names)
-    here = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE") and nodes <= 1
+    here = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE") is not None and _nodes(environ) <= 1
     advice = (
         "gpukeeper starts one rank per GPU itself: start it once, without the launcher."
         if here
-        else "Test the nodes as one run (start one process on each): gpukeeper accept --together. Or test each node"
-        f" alone: env {' '.join(f'-u {name}' for name in names)} gpukeeper accept"
+        else "Test the nodes as one run: add --together on every node. Or test each node alone: set"
+        " GPUKEEPER_GROUP_SIZE=1."
     )
-    raise UsageError(f"This is one rank of a larger job ({where}). Nothing was run. {advice}")
+    raise UsageError(
+        f"The variables are those of one node of several ({where}), and --together is missing, so only this node would"
+        f" be tested. Nothing was run. {advice}"
+    )
 
 
-def _refuse_group(environ: Mapping[str, str]) -> None:
-    """A verdict about this node alone would be read as one about the network between the nodes."""
-    size = _count(environ, "GPUKEEPER_GROUP_SIZE") or 1
-    if size > 1:
-        raise UsageError(
-            f"GPUKEEPER_GROUP_SIZE={size}: this is one of {size} nodes of one run, and --together is missing, so only"
-            " this node would be tested. Nothing was run. Add --together on every node, or unset GPUKEEPER_GROUP_SIZE."
-        )
+def _is_one_of_several(environ: Mapping[str, str]) -> bool:
+    sizes = [_count(environ, name, least=0) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE")]
+    known = [size for size in sizes if size is not None] + ([_nodes(environ)] if environ.get("PET_NNODES") else [])
+    later = any(_count(environ, name, least=0) for name in ("RANK", "GROUP_RANK", "PET_NODE_RANK"))
+    if known or later:
+        return later or max(known) > 1
+    # An address where nodes meet, and nothing that says how many.
+    return any(_machine(environ.get(name, "")) not in ("", *LOOPBACK) for name in ADDRESS)
+
+
+def _machine(address: str) -> str:
+    """Of HOST, HOST:PORT, [IPv6]:PORT or a bare IPv6 address."""
+    bare = address.count(":") != 1
+    return (address if bare else address.partition(":")[0]).partition("]")[0].lstrip("[")
 
 
 def _launched(environ: Mapping[str, str], environment: EnvironmentSettings, *, together: bool) -> None:
     """Its variables are understood and change nothing."""
-    names = [name for name in (*LAUNCHED, *ADDRESS) if environ.get(name)]
+    names = [name for name in (*LAUNCHED, "POD_NAMESPACE", *ADDRESS) if environ.get(name)]
     names += sorted(name for name in environ if name.startswith("PET_") and name not in names)
     if names and environ.get("RANK", environ.get("PET_NNODES")) is not None:
         what = _share_of_job(environ, together=together)
@@ -295,13 +312,14 @@ def _launched(environ: Mapping[str, str], environment: EnvironmentSettings, *, t
 
 
 def _share_of_job(environ: Mapping[str, str], *, together: bool) -> str:
-    if (_count(environ, "WORLD_SIZE", least=0) or 1) <= 1 and _nodes(environ.get("PET_NNODES", "")) <= 1:
+    if (_count(environ, "WORLD_SIZE", least=0) or 1) <= 1 and _nodes(environ) <= 1:
         return "a job with one node"
     return "one node of a run over several" if together else "this node is tested alone (without --together)"
 
 
-def _nodes(words: str) -> int:
+def _nodes(environ: Mapping[str, str]) -> int:
     """`4`, or `2:4` of an elastic job: the most."""
+    words = environ.get("PET_NNODES", "")
     last = words.rpartition(":")[2]
     if not words:
         return 1
@@ -351,6 +369,7 @@ def run_request(options: RunOptions, checks: Sequence[Check]) -> RunRequest:
     if expected is not None and not 1 <= expected <= MOST_GPUS:
         problems.append(f"--expect {expected} is not a valid number of GPUs (1 to {MOST_GPUS}).")
     params = _params(options.set_ or (), checks, problems)
+    timeout_s = _check_timeout(options.check_timeout, problems)
     if problems:
         raise UsageError("\n".join([*problems, NOTHING]))
     wish = RunRequest(
@@ -358,6 +377,7 @@ def run_request(options: RunOptions, checks: Sequence[Check]) -> RunRequest:
         expected=expected,
         gpus=tuple(_words(options.gpus)),
         within_s=within_s,
+        check_timeout_s=timeout_s,
         profile=profile,
         only=tuple(only),
         skip=tuple(skip),
@@ -402,6 +422,19 @@ def _length(options: RunOptions, problems: list[str]) -> tuple[str, float]:
     if seconds < SHORTEST_S:
         problems.append(f"--within {words} is too short for any check. Use {SHORTEST_S:.0f}s or more.")
     return words, seconds
+
+
+def _check_timeout(words: str | None, problems: list[str]) -> float | None:
+    if words is None:
+        return None
+    try:
+        seconds = read_span(words).total_seconds()
+    except ValueError as problem:
+        problems.append(f"--check-timeout: {problem}")
+        return None
+    if seconds < 1:
+        problems.append(f"--check-timeout {words} is too short for any check. Use for example 300s.")
+    return seconds
 
 
 def _device(options: RunOptions, problems: list[str]) -> None:

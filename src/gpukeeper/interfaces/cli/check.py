@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpukeeper.acceptance import suite
-from gpukeeper.acceptance.check import Check
+from gpukeeper.acceptance.check import Check, CheckSize
 from gpukeeper.acceptance.suite import CHECKS
 from gpukeeper.config.problems import did_you_mean
 from gpukeeper.interfaces.cli.accept_settings import defaults_of
@@ -54,8 +54,11 @@ def show(
     shown.table([("proves", check.proves), ("cannot detect", check.cannot), ("runs on", _how(check))])
     typer.echo("")
     shown.table(
-        [(DEPTHS[one.depth], _length(one.seconds), f"{one.worth:g}", one.what) for one in check.servings],
-        head=("size", "duration", "weight", "description"),
+        [
+            (DEPTHS[one.depth], _length(one.seconds), _deadline(check, one), f"{one.worth:g}", one.what)
+            for one in check.servings
+        ],
+        head=("size", "duration", "deadline", "weight", "description"),
     )
     settings = _defaults(check)
     if settings:
@@ -78,6 +81,11 @@ def _how(check: Check) -> str:
 
 def _seconds(check: Check, depth: int) -> str:
     return next((_length(one.seconds) for one in check.servings if one.depth == depth), "-")
+
+
+def _deadline(check: Check, size: CheckSize) -> str:
+    found = suite.deadline_s(check, size)
+    return "-" if found is None else _length(found)
 
 
 def _length(seconds: float) -> str:

@@ -16,7 +16,8 @@ from tests.unit.acceptance.machines import NONE_HERE, context, gpus, health
 
 
 def said(*speeds: float, **more: Any) -> dict[str, Any]:
-    windows = [{"at": float(at), "tflops": one} for at, one in enumerate(speeds or (840.0,) * 9)]
+    speeds = speeds or (840.0,) * 9
+    windows = [{"run": 3 * at // len(speeds), "at": float(at), "tflops": one} for at, one in enumerate(speeds)]
     steps = {"step_ms_first": 1.3, "step_ms_last": 1.31}
     return {"windows": windows, "mismatches": 0, "where": [], "verified": 900, "method": "stress/bf16"} | steps | more
 
@@ -56,7 +57,7 @@ def test_a_healthy_gpu_passes_everything_that_is_judged() -> None:
     ],
 )
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_three_parts_of_the_run_may_differ_by_five_per_cent_and_fail_beyond_ten(
+def test_three_runs_may_differ_by_five_per_cent_and_fail_beyond_ten(
     which: int, slow: float, verdict: Grade, apart: str
 ) -> None:
     """C2.4: three runs within 5 %, fail > 10 %, whichever of them is the slow one; the reason has the figures."""
@@ -69,8 +70,23 @@ def test_three_parts_of_the_run_may_differ_by_five_per_cent_and_fail_beyond_ten(
     assert found.code == ("stress-steady-ok" if verdict is Grade.PASS else "stress-unsteady")
 
 
-def test_too_few_windows_are_no_three_runs() -> None:
+def test_fewer_than_three_runs_are_not_compared() -> None:
+    """However many windows one run has: its thirds are no runs."""
+    one = [{"run": 0, "at": float(at), "tflops": 840.0} for at in range(9)]
+    found = finding("steadiness", windows=one)
+    assert (found.verdict, "1 runs were measured, 3 are compared" in found.message) == (Grade.INCONCLUSIVE, True)
     assert finding("steadiness", None, 840.0, 840.0).verdict is Grade.INCONCLUSIVE
+
+
+def test_between_the_runs_nothing_counts() -> None:
+    """While the data of the next run are prepared the GPU is not under load, and after that not at once."""
+    given = sampled()
+    idle = {"temperature_c": 30.0, "power_w": 90.0, "utilisation": 0.0, "sm_mhz": 345.0}
+    between = tuple(Reading(uuid="GPU-0", at=120 + at / 100, check="stress", **idle) for at in range(350))
+    paused = context(gpus(1), readings=(*given.readings, *between), before=given.before)
+    assert finding("use", paused, loaded=[100.0, 160.0]).verdict is Grade.INCONCLUSIVE
+    for metric in ("use", "power"):
+        assert finding(metric, paused, loaded=[100.0, 120.0 - 1e-6, 122.5, 160.0]).verdict is Grade.PASS
 
 
 @pytest.mark.parametrize("speed", [float("nan"), float("inf"), 0.0])

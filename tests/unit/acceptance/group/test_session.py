@@ -55,6 +55,14 @@ def test_a_group_that_fails_without_a_culprit_starts_the_search_which_names_the_
     assert Grade.PASS not in verdicts.values(), "the group did not pass, so no node is accepted by it"
 
 
+@pytest.mark.slow
+def test_512_nodes_with_8_gpus_are_one_run() -> None:
+    """4096 ranks, simulated: no run of this size was made with NCCL."""
+    report = result_of(512, growing=False)
+    assert (report.size, len(report.ranks), len(report.nodes)) == (512, 4096, 512)
+    assert not [one for one in report.nodes if one.verdict is Grade.FAIL]
+
+
 def test_two_bad_nodes_are_both_named() -> None:
     assert named(result_of(6, [1, 4])) == [("n1",), ("n4",)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from gpukeeper.acceptance.fleet.launcher import RunSpec, Target
 from gpukeeper.acceptance.launchers.kubernetes import objects
@@ -150,6 +151,33 @@ def test_sets_stay_and_are_ready_when_they_have_reported() -> None:
         assert probe["exec"]["command"] == ["test", "-s", "/dev/termination-log"]
     stateful = next(one.manifest for one in items(spec(form="statefulset")) if one.resource.kind == "StatefulSet")
     assert stateful["spec"]["podManagementPolicy"] == "Parallel"
+
+
+def test_a_manifest_for_every_node_with_a_label_names_no_node() -> None:
+    wanted = spec(form="daemonset", selector="nvidia.com/gpu.present=true,pool=h100", gpus_per_node=4)
+    (one,) = YAML(typ="safe").load_all(launcher(MemoryApi()).render(wanted, NODES))
+    pod = one["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true", "pool": "h100"}
+    assert "affinity" not in pod
+    assert pod["containers"][0]["resources"]["limits"] == {GPU: 4}
+    (started,) = items(wanted)
+    assert "nodeSelector" not in started.manifest["spec"]["template"]["spec"], "one that is started leaves nodes out"
+    with pytest.raises(UsageError, match="No node can be tested"):
+        items(wanted, ())
+    with pytest.raises(UsageError, match="by KEY=VALUE"):
+        launcher(MemoryApi()).render(spec(form="daemonset", selector="pool in (a,b)", gpus_per_node=4), NODES)
+
+
+def test_an_image_without_gpukeeper_gets_it_from_config_maps() -> None:
+    for form in FORMS:
+        for template in [pod for item in items(spec(form=form), program="prog") for pod in templates(item.manifest)]:
+            container = template["spec"]["containers"][0]
+            assert container["command"][:2] == ["sh", "-c"]
+            assert container["command"][3:7] == ["gpukeeper", "accept", "--report-to-log", "r1"]
+            assert {"name": "program", "mountPath": "/gpukeeper", "readOnly": True} in container["volumeMounts"]
+            (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == "program"]
+            parts = [one["configMap"] for one in volume["projected"]["sources"]]
+            assert [(one["name"], one["optional"]) for one in parts[:2]] == [("prog-1", False), ("prog-2", True)]
 
 
 def test_a_pytorch_job_has_one_master_and_the_rest_are_workers() -> None:

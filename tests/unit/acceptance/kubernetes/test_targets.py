@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from gpukeeper.acceptance.fleet.collect import Collected, run_report
 from gpukeeper.clients.kubernetes.api import PODS
 from gpukeeper.model.errors import UsageError
+from gpukeeper.model.gpu import Grade
 from tests.unit.acceptance.kubernetes.clusters import add_node, cluster, launcher, run, spec
 
 
@@ -74,6 +77,10 @@ def test_a_busy_node_is_not_skipped_silently() -> None:
     api.add(PODS, {"metadata": {"name": "done", "namespace": "lab"}, "spec": gpus, "status": {"phase": "Succeeded"}})
     (found,) = run(launcher(api).targets(spec()))
     assert found.excluded.startswith("3 of its 8 GPUs are in use by lab/train (3)")
+    report = run_report(Collected(spec(), (found,)), datetime(2026, 1, 5, 11, tzinfo=UTC))
+    assert report.verdict is Grade.INCONCLUSIVE
+    assert [(one.node, one.code) for one in report.missing] == [("a", "excluded")]
+    assert "in use by lab/train" in report.missing[0].reason
     assert not run(launcher(api, busy="wait").targets(spec()))[0].excluded
     assert not run(launcher(api).targets(spec(gpus_per_node=5)))[0].excluded
     api.of(PODS)[0]["metadata"]["labels"] = {"gpukeeper.io/run": "r1"}

@@ -92,7 +92,11 @@ def test_the_driver_gets_each_node_by_its_id_with_its_gpus(dashboard: FakeDashbo
         (N1, "1" * 56, 1.0),
         (N2, "2" * 56, 1.0),
     ]
-    assert plan["nodes"][0]["environment"] == {"NCCL_DEBUG": "INFO", "GPUKEEPER_NODE": N1}
+    assert plan["nodes"][0]["environment"] == {
+        "NCCL_DEBUG": "INFO",
+        "GPUKEEPER_GROUP_SIZE": "1",
+        "GPUKEEPER_NODE": N1,
+    }
     assert dashboard.jobs["gpukeeper-r1"]["entrypoint"].startswith("exec python3 -c 'import sys; sys.path")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gpukeeper.acceptance.fleet.launcher import RunSpec, Target
 from gpukeeper.acceptance.launchers.kubernetes import objects
 from gpukeeper.acceptance.launchers.kubernetes.objects import (
     JUDGED,
@@ -84,6 +85,8 @@ def _daemon_set_items(plan: Plan) -> list[Item]:
             "--as daemonset: its pods have no stable names, so they cannot be one run. Nothing was created. "
             "Use --as job, indexed-job or statefulset."
         )
+    if plan.by_label:
+        return [_daemon_set(plan, plan.devices(Target(node="")), 0)]
     kinds = sorted({tuple(plan.devices(one).items()) for one in plan.nodes})
     return [
         _daemon_set(plan, dict(kind), number if len(kinds) > 1 else 0) for number, kind in enumerate(kinds, start=1)
@@ -92,7 +95,7 @@ def _daemon_set_items(plan: Plan) -> list[Item]:
 
 def _daemon_set(plan: Plan, devices: dict[str, int], number: int) -> Item:
     """`number`: of the set, where there are several."""
-    chosen = [one for one in plan.nodes if plan.devices(one) == devices]
+    chosen = [] if plan.by_label else [one for one in plan.nodes if plan.devices(one) == devices]
     template = pod_template(plan, devices=devices, nodes=node_names(chosen), stays=True)
     match = {objects.ACCEPTANCE_LABEL: "run", objects.RUN_LABEL: plan.spec.run}
     if number:
@@ -296,9 +299,14 @@ OPTIONAL = {  # kinds that a cluster may not have, and what installs them
 def items(plan: Plan) -> list[Item]:
     if not plan.spec.image:
         raise UsageError("An image is needed: --image REGISTRY/NAME:TAG. Nothing was created.")
-    if not plan.nodes:
+    if not plan.nodes and not plan.by_label:
         raise UsageError("No node can be tested, so there is nothing to create. `accept preflight` lists the reasons.")
     return FORMS[plan.spec.form](plan)
+
+
+def can_name_a_label(spec: RunSpec) -> bool:
+    """Instead of nodes: one set for all nodes with so many GPUs."""
+    return spec.form == "daemonset" and bool(spec.selector) and spec.gpus_per_node is not None
 
 
 def is_optional(resource: Resource) -> bool:

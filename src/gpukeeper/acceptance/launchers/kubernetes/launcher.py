@@ -131,9 +131,11 @@ class KubernetesLauncher:
         return status.choose_targets(spec, self._placed, nodes, pods)
 
     def render(self, spec: RunSpec, targets: Sequence[Target]) -> str:
-        return as_yaml([one.manifest for one in self.items(spec, targets)])
+        """For kubectl. A DaemonSet for a label then names no nodes; one that is started does, so that a node which is
+        cordoned or in use is left out."""
+        return as_yaml([one.manifest for one in self.items(spec, targets, by_label=forms.can_name_a_label(spec))])
 
-    def items(self, spec: RunSpec, targets: Sequence[Target]) -> list[Item]:
+    def items(self, spec: RunSpec, targets: Sequence[Target], *, by_label: bool = False) -> list[Item]:
         """Exactly what is created. What others need comes first."""
         form = spec.form or forms.DEFAULT
         if form not in forms.FORMS:
@@ -141,7 +143,7 @@ class KubernetesLauncher:
         if not is_label_value(spec.run) or not spec.run:
             raise UsageError(f'The run id "{spec.run}" cannot be a label. Use letters, digits, dashes and dots.')
         whole = msgspec.structs.replace(spec, form=form)
-        made = forms.items(Plan(whole, self._placed, tuple(targets)))
+        made = forms.items(Plan(whole, self._placed, () if by_label else tuple(targets), by_label=by_label))
         return sorted(made, key=lambda one: not one.owned)
 
     async def start(self, spec: RunSpec, targets: Sequence[Target]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gpukeeper.acceptance.fleet.launcher import RunSpec, Target, command
+from gpukeeper.acceptance.fleet.launcher import ALONE, RunSpec, Target, command
 from gpukeeper.clients.kubernetes.api import SERVICES, Resource
 from gpukeeper.model import reading
 from gpukeeper.model.errors import UsageError
@@ -46,6 +46,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: int | None = KEEP_FINISHED_S
     at_once: int = 32  # requests at the same time while objects are created
     busy: str = "exclude"  # or wait: a node whose GPUs others have
+    program: str = ""  # ConfigMaps NAME-1, NAME-2, … with gpukeeper, for an image that has only PyTorch
     framework: str = "torch"  # of the runtime of a TrainJob; or tensorflow: the Trainer then sets no PET_ variables
 
 
@@ -147,6 +148,7 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "ttl": ("ttl_s", _seconds),
     "at-once": ("at_once", _count),
     "busy": ("busy", _one_of("exclude", "wait")),
+    "program": ("program", _name),
     "framework": ("framework", _one_of("torch", "tensorflow")),
 }
 
@@ -171,6 +173,20 @@ _HASH = 8
 
 def labels(spec: RunSpec) -> dict[str, str]:
     return {"app": APPS.get(spec.form, ONE_RUN), ACCEPTANCE_LABEL: "run", RUN_LABEL: spec.run}
+
+
+def labels_of(selector: str) -> dict[str, str]:
+    """KEY=VALUE, several with commas: a nodeSelector has no other conditions."""
+    found = {}
+    for one in filter(None, selector.split(",")):
+        key, _, value = (part.strip() for part in one.replace("==", "=").partition("="))
+        if not (_LABEL.fullmatch(key) and value and is_label_value(value)):
+            raise UsageError(
+                f'--nodes "{selector}": a set that names no nodes selects them by KEY=VALUE, several with commas. '
+                "Nothing was created."
+            )
+        found[key] = value
+    return found
 
 
 def run_selector(run: str) -> str:
@@ -230,6 +246,7 @@ class Plan(msgspec.Struct, frozen=True):
     spec: RunSpec
     options: KubernetesOptions
     targets: tuple[Target, ...]  # all, with those that are excluded
+    by_label: bool = False  # a manifest for every node that the selector selects, also later ones; never started by us
 
     @property
     def nodes(self) -> tuple[Target, ...]:
@@ -238,6 +255,11 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         return name_of(self.spec.run)
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """Instead of the names of nodes."""
+        return labels_of(self.spec.selector) if self.by_label else {}
 
     def gpus(self, target: Target) -> int:
         """0: the nodes announce none; the pods then request none."""
@@ -359,13 +381,17 @@ def _pod_spec(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_S,
-        "affinity": {"nodeAffinity": on_nodes(nodes)} | ({"podAntiAffinity": _apart(plan)} if apart else {}),
+        **_affinity(plan, nodes, apart=apart),
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(plan, devices, node, group, stays=stays)],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm}}],
     }
     if stays:
         spec["volumes"].append({"name": "reports", "emptyDir": {}})
+    if options.program:
+        spec["volumes"].append(_program_volume(options.program))
+    if labels := plan.node_labels:
+        spec["nodeSelector"] = labels
     if options.tolerate:
         spec["tolerations"] = [{"operator": "Exists"}]
     if options.priority:
@@ -391,7 +417,7 @@ def _container(
     found: dict[str, Any] = {
         "name": CONTAINER,
         "image": plan.spec.image,
-        "command": list(command(plan.spec)),
+        "command": [*(UNPACKED if options.program else ()), *command(plan.spec)],
         "env": _environment(plan, node, group, stays),
         "resources": resources | ({"requests": requests} if requests else {}),
         "securityContext": {
@@ -402,6 +428,8 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": "shm", "mountPath": SHM}],
     }
+    if options.program:
+        found["volumeMounts"].append({"name": "program", "mountPath": PROGRAM, "readOnly": True})
     if options.pull_policy:
         found["imagePullPolicy"] = options.pull_policy
     if group:
@@ -416,9 +444,35 @@ def _container(
 def _environment(plan: Plan, node: str, group: Sequence[dict[str, Any]], stays: bool) -> list[dict[str, Any]]:
     own = {"GPUKEEPER_TERMINATION_LOG": TERMINATION_LOG}
     own |= {"GPUKEEPER_STAY": "1", "REPORT_DIR": REPORTS} if stays else {}
+    own |= {} if plan.spec.together else ALONE
     given = {key: text for key, text in plan.spec.environment.items() if key not in own}
     where = {"name": "GPUKEEPER_NODE", "value": node} if node else {"name": "GPUKEEPER_NODE", "valueFrom": POD_NODE}
     return [where, *({"name": key, "value": text} for key, text in (own | given).items()), *group]
+
+
+# A ConfigMap has at most 1 MiB, so the program is cut into parts; `make program` writes them. The first word of the
+# command of a node, `gpukeeper`, becomes $0.
+PROGRAM, PROGRAM_PARTS = "/gpukeeper", 9
+UNPACKED = (
+    "sh",
+    "-c",
+    f'cat {PROGRAM}/part-* >"${{TMPDIR:-/tmp}}/gpukeeper.pyz" && exec python3 "${{TMPDIR:-/tmp}}/gpukeeper.pyz" "$@"',
+)
+
+
+def _program_volume(name: str) -> dict[str, Any]:
+    """A part that does not exist is left out; a program that is not complete does not start."""
+    parts = [
+        {"configMap": {"name": f"{name}-{at}", "optional": at > 1, "items": [{"key": "part", "path": f"part-{at}"}]}}
+        for at in range(1, PROGRAM_PARTS + 1)
+    ]
+    return {"name": "program", "projected": {"sources": parts}}
+
+
+def _affinity(plan: Plan, nodes: Sequence[str], *, apart: bool) -> dict[str, Any]:
+    found = {"nodeAffinity": on_nodes(nodes)} if nodes else {}
+    found |= {"podAntiAffinity": _apart(plan)} if apart else {}
+    return {"affinity": found} if found else {}
 
 
 def on_nodes(nodes: Sequence[str]) -> dict[str, Any]:
