@@ -232,8 +232,8 @@ def _make_bridge(node: RealNode) -> None:
 
 def _addresses(node: RealNode) -> Object:
     number = node.plane.block.number
-    first = 10 + 50 * node.number  # each node has addresses of its own for its pods
-    of_node = {"rangeStart": f"198.19.{number}.{first}", "rangeEnd": f"198.19.{number}.{first + 49}"}
+    first = 10 + 40 * node.number  # each of six nodes has addresses of its own for its pods
+    of_node = {"rangeStart": f"198.19.{number}.{first}", "rangeEnd": f"198.19.{number}.{first + 39}"}
     ranges = [[{"subnet": f"198.19.{number}.0/24", "gateway": node.address, **of_node}]]
     return {"type": "host-local", "dataDir": f"{node.folder}/addresses", "ranges": ranges}
 

@@ -1,6 +1,7 @@
 """`gpukeeper accept --on kubernetes` on real nodes: pods of the acceptance image run real probes on the CPU.
 
-Launched and collected by the command, on the real API server; nothing is left. C1.2, C3.1, C3.2
+Launched and collected by the command, on the real API server; nothing is left. The files of
+examples/acceptance-on-kubernetes for several nodes, applied without the launcher, are one run. C1.2, C3.1, C3.2, C3.4
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from gpukeeper.acceptance.launchers.kubernetes import objects
 from tests.engines import has_image, has_kubelet, has_ray, require
@@ -24,8 +26,10 @@ from tests.real.image import acceptance_image as image
 from tests.real.kube.api import Object
 from tests.real.kube.control_plane import ControlPlane
 from tests.real.kube.real_node import RealNode
+from tests.real.kube.test_examples import placed
 from tests.real.launch.beds import KINDS
 from tests.real.launch.kubelets import RUNTIME, start_kubelets
+from tests.real.launch.test_kubernetes_examples import FOLDER
 from tests.real.ray.clusters import NEWEST, folder_of
 
 PROGRAM = Path(sys.executable).with_name("gpukeeper")
@@ -38,7 +42,7 @@ FEW = ("--set", "group.growing=false", "--set", "group.search=false")
 def kubelets(the_plane: ControlPlane) -> list[RealNode]:
     require("kubelet", has_kubelet())
     require("image", has_image())
-    return start_kubelets(the_plane, 3)
+    return start_kubelets(the_plane, 4)
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,72 @@ def test_a_job_on_each_of_two_nodes_reports_to_any_machine(shell: Shell, kubelet
     assert shell.left() == []
 
 
-def test_three_pods_with_an_index_are_one_run(shell: Shell, kubelets: list[RealNode]) -> None:
-    """They meet by the name of the first one, which is that of a pod of a headless Service."""
-    is_one_run(reports(document(shell.launch("indexed-job", kubelets, "--together", *FEW))), 3)
+def test_four_pods_with_an_index_are_one_run(shell: Shell, kubelets: list[RealNode]) -> None:
+    """They meet by the name of the first one, which is that of a pod of a headless Service. The files of older kits
+    come back: of all nodes from the one with rank 0."""
+    found = document(shell.launch("indexed-job", kubelets, "--together", "--legacy", *FEW))
+    is_one_run(reports(found), 4)
+    nodes = Path(found["report_folder"]) / "nodes"
+    assert {one.parent.name for one in nodes.glob("*/summary.json")} == {one.name for one in kubelets}
+    (result,) = [json.loads(one.read_text()) for one in nodes.glob("*/ddp_tests_result.json")]
+    assert (result["world"], result["ok"]) == (4, True)
+    assert shell.left() == []
+
+
+def apply(shell: Shell, documents: Iterable[dict[str, Any]]) -> None:
+    for one in documents:
+        where, made = placed(one, shell.namespace)
+        answer = shell.plane.api.call("POST", where, made, query={"fieldValidation": "Strict"})
+        assert answer.ok, answer.raw.decode()
+
+
+def adapted(name: str, nodes: list[RealNode]) -> list[dict[str, Any]]:
+    """The file, with what its README tells users to change, and less work: on the CPU."""
+    text = (FOLDER / f"{name}.yaml").read_text().replace("registry.example/gpukeeper-accept:1", image.NAME)
+    for number, node in enumerate(nodes, start=1):
+        text = text.replace(f"gpu-{number}", node.name)
+    for old, new in (
+        ("nvidia.com/gpu: 8", "nvidia.com/gpu: 1"),
+        ("sizeLimit: 16Gi", "sizeLimit: 256Mi"),
+        ("restartPolicy: ", f"runtimeClassName: {RUNTIME}\n      restartPolicy: "),
+        ("terminationMessagePath", "imagePullPolicy: Never\n          terminationMessagePath"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    documents = list(YAML(typ="safe").load_all(text))
+    for one in documents:
+        if one["kind"] != "Service":
+            (container,) = one["spec"]["template"]["spec"]["containers"]
+            container["command"] += ["--device", "cpu", "--check", "environment,exact"]
+            container["command"] += ["--set", "group.growing=false", "--set", "group.search=false"]
+    return documents
+
+
+def reported(shell: Shell, run: str, count: int) -> None:
+    """Every pod of the run has ended or, if its container stays to be collected, is ready."""
+
+    def done() -> bool:
+        pods = shell.plane.api.list("pods", shell.namespace, labels=f"gpukeeper.io/run={run}")
+        states = [
+            (pod["spec"]["restartPolicy"], one) for pod in pods for one in pod["status"].get("containerStatuses", ())
+        ]
+        ended = [one["ready"] if policy == "Always" else "terminated" in one["state"] for policy, one in states]
+        return len(ended) == count and all(ended)
+
+    shell.plane.until(done, f"{count} pods of {run} have reported", 300)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["two-nodes", "statefulset"])
+def test_an_example_for_several_nodes_is_one_run(shell: Shell, kubelets: list[RealNode], name: str) -> None:
+    """Applied by a user; `accept fetch` collects its reports, `accept remove` removes it."""
+    nodes = kubelets[:2]
+    apply(shell, adapted(name, nodes))
+    reported(shell, name, 2)
+    sent = reports(document(shell.start("fetch", name, "--on", "kubernetes", "--json")))
+    assert set(sent) == {one.name for one in nodes}
+    is_one_run(sent, 2)
+    document(shell.start("remove", name, "--on", "kubernetes", "--json"))
     assert shell.left() == []
 
 
